@@ -1,0 +1,103 @@
+// What an engram needs of a model file: hostile bytes in, validated immutable weights out.
+//
+// Load() opens a GGUF (or shard 1 of a split), checks every rule of docs/formats.md, and keeps the tables and weights
+// resident. An EngramModel never changes after that, so any thread may read it; whoever holds the shared_ptr pins the
+// memory behind every pointer in it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/kernels.h"
+#include "server/model/gguf.h"
+
+namespace engram {
+
+using Digest = std::array<uint8_t, 32>;  // SHA-256
+std::string DigestHex(const Digest& digest);
+
+enum class Residency {
+  kRam,   // the table's bytes are read into anonymous memory
+  kMmap,  // the table is the file's pages, read when first touched
+};
+
+struct LoadProgress {
+  int64_t bytes_done = 0;
+  int64_t bytes_total = 0;  // tables and weights, bytes of the file
+};
+
+struct LoadOptions {
+  Residency residency = Residency::kRam;
+  int threads = 1;  // for reading and expanding
+  // Called from the loading thread, at most a few times a second, and once when done.
+  std::function<void(const LoadProgress&)> progress;
+};
+
+struct EngramGeometry {
+  int64_t dim = 0;       // the model's hidden size
+  int copies = 0;        // hc, 1..8
+  int64_t head_dim = 0;  // key_length; 256
+  int max_ngram = 0;     // N, 2..8
+  int heads = 0;
+  int columns = 0;  // n_hash_cols = (N - 1) * heads
+  int64_t vocab = 0;
+  int64_t compressed_vocab = 0;
+  int32_t pad_id = 0;  // compressed
+  float eps = 0;
+
+  int64_t inputs() const { return columns * head_dim; }      // of wkv
+  int64_t outputs() const { return dim * (copies + 1); }     // of wkv: a key for each copy, then the value
+  int64_t highway_values() const { return copies * dim; }    // per token
+};
+
+struct EngramLayer {
+  int64_t layer_id = 0;
+  kernels::TableView table;
+  GgufType table_type = GgufType::kQ2_K;
+  kernels::ProjectionWeights wkv;
+  GgufType wkv_type = GgufType::kBF16;  // as the file holds it
+  kernels::GateWeights gate;
+};
+
+class EngramModel {
+ public:
+  // A failure is one line that names the file, the key or tensor, what it holds and what was expected.
+  static absl::StatusOr<std::shared_ptr<const EngramModel>> Load(const std::string& path, const LoadOptions& options);
+
+  virtual ~EngramModel() = default;
+
+  const std::string& path() const { return path_; }
+  const EngramGeometry& geometry() const { return geometry_; }
+  // [vocab] compressed ids, -1 = unmapped.
+  absl::Span<const int32_t> token_map() const { return token_map_; }
+  // Constants of all layers, in the order of layers().
+  const kernels::HashTables& hash_tables() const { return hash_tables_; }
+  absl::Span<const EngramLayer> layers() const { return layers_; }
+  Residency residency() const { return residency_; }
+
+  // Over geometry, token_map, pad, multipliers, primes, offsets (docs/formats.md).
+  const Digest& hash_digest() const { return hash_digest_; }
+  // hash_digest plus eps, q/k, wkv, table type and row counts.
+  const Digest& config_digest() const { return config_digest_; }
+
+ protected:
+  EngramModel() = default;
+
+  std::string path_;
+  EngramGeometry geometry_;
+  std::vector<int32_t> token_map_;
+  std::vector<int64_t> multipliers_, primes_, offsets_;
+  kernels::HashTables hash_tables_;
+  std::vector<EngramLayer> layers_;
+  Residency residency_ = Residency::kRam;
+  Digest hash_digest_{}, config_digest_{};
+};
+
+}  // namespace engram
