@@ -1,9 +1,9 @@
 // The engram step's arithmetic, as plain functions over plain memory (docs/numerics.md).
 //
-// There is one signature and several twins: ReferenceKernels() is scalar and follows the text of docs/numerics.md line by
-// line; CpuKernels() uses all threads of the Workers it is given. Row ids and bf16 rows of all twins are the same bits;
-// kv and gates are the same bits for every T, batch mix and thread count within one twin, and agree between twins within
-// the tolerances of docs/numerics.md.
+// There is one signature and several twins: ReferenceKernels() is scalar and follows the text of docs/numerics.md line
+// by line; CpuKernels() uses all threads of the Workers it is given. Row ids and bf16 rows of all twins are the same
+// bits; kv and gates are the same bits for every T, batch mix and thread count within one twin, and agree between twins
+// within the tolerances of docs/numerics.md.
 //
 // Callers own all memory and have checked every length. Pointers may have any alignment that their element type has,
 // except where "unaligned" is written. Nothing here allocates per token, fails, logs, or knows a file or a wire.
@@ -94,8 +94,8 @@ struct GateCall {
   float* gates = nullptr;         // [tokens, copies]; null = not wanted
 };
 
-// The gate and the gated update of the highway (docs/numerics.md, gate). A masked token's gate is 0 and its highway bytes
-// are copied.
+// The gate and the gated update of the highway (docs/numerics.md, gate). A masked token's gate is 0 and its highway
+// bytes are copied.
 using ApplyGateFn = void(const GateWeights& weights, const GateCall& call, Workers& workers);
 
 struct Kernels {

@@ -19,9 +19,9 @@ class Workers {
   int threads() const;
 
   // Calls body(begin, end) for disjoint ranges that cover [0, items), each of at most `grain` items (>= 1), on the pool
-  // and on the caller, and returns when all are done. What body writes is visible to the caller afterwards. Which thread
-  // takes which range is not defined, so results must not depend on it. Not reentrant: one loop at a time, from one
-  // thread at a time. Idle threads sleep.
+  // and on the caller, and returns when all are done. What body writes is visible to the caller afterwards. Which
+  // thread takes which range is not defined, so results must not depend on it. Not reentrant: one loop at a time, from
+  // one thread at a time. Idle threads sleep.
   void ForEachRange(int64_t items, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
 
  private:
