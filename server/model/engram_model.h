@@ -52,9 +52,9 @@ struct EngramGeometry {
   int32_t pad_id = 0;  // compressed
   float eps = 0;
 
-  int64_t inputs() const { return columns * head_dim; }      // of wkv
-  int64_t outputs() const { return dim * (copies + 1); }     // of wkv: a key for each copy, then the value
-  int64_t highway_values() const { return copies * dim; }    // per token
+  int64_t inputs() const { return columns * head_dim; }    // of wkv
+  int64_t outputs() const { return dim * (copies + 1); }   // of wkv: a key for each copy, then the value
+  int64_t highway_values() const { return copies * dim; }  // per token
 };
 
 struct EngramLayer {

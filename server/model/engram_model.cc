@@ -1,0 +1,215 @@
+#include "server/model/engram_model.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/model/anonymous_memory.h"
+#include "server/model/chunk_threads.h"
+#include "server/model/digests.h"
+#include "server/model/engram_header.h"
+#include "server/model/model_files.h"
+#include "server/model/status_macros.h"
+#include "server/model/tensor_values.h"
+
+namespace engram {
+namespace {
+
+// One read of a chunk: large enough that a disk streams, small enough that threads share a tensor evenly and progress
+// moves; a multiple of a huge page, so that no two threads fault the same one.
+constexpr int64_t kReadChunk = int64_t{8} << 20;
+constexpr int64_t kExpandValues = int64_t{1}
+                                  << 20;  // values of wkv a thread expands at a time: whole blocks of any type
+
+// Bytes of a file on their way into memory.
+struct PendingRead {
+  std::shared_ptr<const ModelFile> file;
+  int64_t offset = 0;
+  uint8_t* out = nullptr;
+  int64_t bytes = 0;
+};
+
+// A layer's small tensors as the file holds them.
+struct RawWeights {
+  std::unique_ptr<AnonymousMemory> wkv, q, k;
+};
+
+absl::Status ReadAll(const std::vector<PendingRead>& tensors, const LoadOptions& options) {
+  std::vector<PendingRead> chunks;
+  LoadProgress progress;
+  for (const PendingRead& tensor : tensors) {
+    progress.bytes_total += tensor.bytes;
+    for (int64_t done = 0; done < tensor.bytes; done += kReadChunk) {
+      chunks.push_back(
+          {tensor.file, tensor.offset + done, tensor.out + done, std::min(kReadChunk, tensor.bytes - done)});
+    }
+  }
+  std::atomic<int64_t> bytes_done = 0;
+  const auto report = [&] {
+    if (!options.progress) return;
+    progress.bytes_done = bytes_done.load();
+    options.progress(progress);
+  };
+  RETURN_IF_ERROR(RunChunks(
+      static_cast<int64_t>(chunks.size()), options.threads,
+      [&](int64_t i) {
+        absl::Status status = chunks[i].file->ReadAt(chunks[i].offset, chunks[i].out, chunks[i].bytes);
+        bytes_done += chunks[i].bytes;
+        return status;
+      },
+      report));
+  report();
+  return absl::OkStatus();
+}
+
+class LoadedModel : public EngramModel {
+ public:
+  static absl::StatusOr<std::shared_ptr<const EngramModel>> Load(const std::string& path, const LoadOptions& options) {
+    ASSIGN_OR_RETURN(const ModelFiles files, ModelFiles::Open(path));
+    ASSIGN_OR_RETURN(EngramHeader header, ReadEngramHeader(files));
+    std::shared_ptr<LoadedModel> model(new LoadedModel);
+    model->path_ = path;
+    model->residency_ = options.residency;
+    std::vector<RawWeights> raw(header.layers.size());
+    RETURN_IF_ERROR(model->ReadTensors(header, options, raw));
+    RETURN_IF_ERROR(model->ExpandWeights(header, options.threads, raw));
+    RETURN_IF_ERROR(model->TakeDigests(header, options.threads, raw));
+    for (size_t i = 0; i < raw.size(); ++i) {
+      if (model->layers_[i].wkv_type == GgufType::kQ2_K) model->memory_.push_back(std::move(raw[i].wkv));
+    }
+    model->TakeHeader(std::move(header));
+    return model;
+  }
+
+ private:
+  LoadedModel() = default;
+
+  // Memory that the model keeps.
+  absl::StatusOr<uint8_t*> AllocateKept(int64_t bytes, const std::string& what) {
+    ASSIGN_OR_RETURN(auto memory, Allocate(bytes, what));
+    memory_.push_back(std::move(memory));
+    return memory_.back()->data();
+  }
+
+  absl::StatusOr<std::unique_ptr<AnonymousMemory>> Allocate(int64_t bytes, const std::string& what) const {
+    auto memory = AnonymousMemory::Allocate(bytes, what);
+    if (memory.ok()) return memory;
+    return absl::Status(memory.status().code(), absl::StrCat(path_, ": ", memory.status().message()));
+  }
+
+  // Brings the tables where `options.residency` wants them and the small tensors into memory.
+  absl::Status ReadTensors(const EngramHeader& header, const LoadOptions& options, std::vector<RawWeights>& raw) {
+    std::vector<PendingRead> reads;
+    const auto stage = [&](const TensorPlace& place, std::unique_ptr<AnonymousMemory>& into) -> absl::Status {
+      ASSIGN_OR_RETURN(into, Allocate(place.tensor.bytes, absl::StrCat("tensor '", place.tensor.name, "'")));
+      reads.push_back({place.file, place.tensor.offset, into->data(), place.tensor.bytes});
+      return absl::OkStatus();
+    };
+    for (size_t i = 0; i < header.layers.size(); ++i) {
+      const LayerTensors& tensors = header.layers[i];
+      RETURN_IF_ERROR(stage(tensors.wkv, raw[i].wkv));
+      RETURN_IF_ERROR(stage(tensors.q, raw[i].q));
+      RETURN_IF_ERROR(stage(tensors.k, raw[i].k));
+
+      EngramLayer layer;
+      layer.layer_id = header.layer_ids[i];
+      layer.table_type = tensors.table.tensor.type;
+      layer.wkv_type = tensors.wkv.tensor.type;
+      layer.table.rows = header.rows(i);
+      if (options.residency == Residency::kMmap) {
+        ASSIGN_OR_RETURN(auto mapping, tensors.table.file->MapForRandomReads(tensors.table.tensor.offset,
+                                                                             tensors.table.tensor.bytes));
+        layer.table.bytes = mapping->data();
+        mappings_.push_back(std::move(mapping));
+      } else {
+        std::unique_ptr<AnonymousMemory> table;
+        RETURN_IF_ERROR(stage(tensors.table, table));
+        tensors.table.file->AdviseReadOnce();
+        layer.table.bytes = table->data();
+        memory_.push_back(std::move(table));
+      }
+      layers_.push_back(layer);
+    }
+    return ReadAll(reads, options);
+  }
+
+  absl::Status ExpandWeights(const EngramHeader& header, int threads, const std::vector<RawWeights>& raw) {
+    const EngramGeometry& geometry = header.geometry;
+    const int64_t wkv_values = geometry.inputs() * geometry.outputs();
+    const int64_t gate_values = geometry.highway_values();
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const LayerTensors& tensors = header.layers[i];
+      ASSIGN_OR_RETURN(auto bf16_bytes, AllocateKept(wkv_values * sizeof(kernels::Bf16),
+                                                     absl::StrCat("tensor '", tensors.wkv.tensor.name, "' as bf16")));
+      auto* bf16 = reinterpret_cast<kernels::Bf16*>(bf16_bytes);
+      const GgufType type = tensors.wkv.tensor.type;
+      const GgufTypeTraits& traits = *GgufTypeTraitsOf(type);
+      RETURN_IF_ERROR(RunChunks((wkv_values + kExpandValues - 1) / kExpandValues, threads, [&](int64_t chunk) {
+        const int64_t begin = chunk * kExpandValues;
+        ExpandToBf16(type, raw[i].wkv->data() + begin / traits.block_values * traits.block_bytes,
+                     std::min(kExpandValues, wkv_values - begin), bf16 + begin);
+        return absl::OkStatus();
+      }));
+      layers_[i].wkv.bf16 = bf16;
+      layers_[i].wkv.q2k = type == GgufType::kQ2_K ? raw[i].wkv->data() : nullptr;
+      layers_[i].wkv.outputs = geometry.outputs();
+      layers_[i].wkv.inputs = geometry.inputs();
+
+      ASSIGN_OR_RETURN(auto qk_bytes, AllocateKept(gate_values * sizeof(float), "the product of q and k"));
+      auto* qk = reinterpret_cast<float*>(qk_bytes);
+      std::vector<float> k(gate_values);
+      ExpandToF32(tensors.q.tensor.type, raw[i].q->data(), gate_values, qk);
+      ExpandToF32(tensors.k.tensor.type, raw[i].k->data(), gate_values, k.data());
+      for (int64_t j = 0; j < gate_values; ++j) qk[j] *= k[j];
+      layers_[i].gate = {qk, geometry.copies, geometry.dim, geometry.eps};
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeDigests(const EngramHeader& header, int threads, const std::vector<RawWeights>& raw) {
+    hash_digest_ = HashDigest(header);
+    std::vector<WeightDigests> weights(raw.size());
+    const auto digest = [](const AnonymousMemory& memory, const TensorPlace& place) {
+      Sha256 sha;
+      sha.Add(absl::MakeConstSpan(memory.data(), place.tensor.bytes));
+      return sha.Finish();
+    };
+    RETURN_IF_ERROR(RunChunks(static_cast<int64_t>(raw.size()), threads, [&](int64_t i) {
+      weights[i].wkv = digest(*raw[i].wkv, header.layers[i].wkv);
+      weights[i].q = digest(*raw[i].q, header.layers[i].q);
+      weights[i].k = digest(*raw[i].k, header.layers[i].k);
+      return absl::OkStatus();
+    }));
+    config_digest_ = ConfigDigest(header, hash_digest_, weights);
+    return absl::OkStatus();
+  }
+
+  void TakeHeader(EngramHeader header) {
+    geometry_ = header.geometry;
+    token_map_ = std::move(header.token_map);
+    multipliers_ = std::move(header.multipliers);
+    primes_ = std::move(header.primes);
+    offsets_ = std::move(header.offsets);
+    hash_tables_.max_ngram = geometry_.max_ngram;
+    hash_tables_.heads = geometry_.heads;
+    hash_tables_.layers = static_cast<int>(layers_.size());
+    hash_tables_.pad_id = geometry_.pad_id;
+    hash_tables_.multipliers = multipliers_.data();
+    hash_tables_.primes = primes_.data();
+    hash_tables_.offsets = offsets_.data();
+  }
+
+  // What the pointers in layers_ point into.
+  std::vector<std::unique_ptr<AnonymousMemory>> memory_;
+  std::vector<std::unique_ptr<const FileMapping>> mappings_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const EngramModel>> EngramModel::Load(const std::string& path,
+                                                                     const LoadOptions& options) {
+  return LoadedModel::Load(path, options);
+}
+
+}  // namespace engram
