@@ -24,24 +24,24 @@ struct SequenceRun {
   SequenceHistory* history = nullptr;
 
   int64_t start_pos = 0;
-  absl::Span<const int32_t> token_ids;   // [T of this run], >= 1
-  absl::Span<const uint8_t> token_mask;  // same length, 0 = masked; empty: all live
+  absl::Span<const int32_t> token_ids = {};   // [T of this run], >= 1
+  absl::Span<const uint8_t> token_mask = {};  // same length, 0 = masked; empty: all live
 
   // The server keeps this sequence's history under it as well; empty: stateless.
-  std::string session;
+  std::string session = {};
 
   // Without a history: exactly N-1 ids newest first, or empty to rely on the session. With one: empty.
-  absl::Span<const int32_t> lookback;
+  absl::Span<const int32_t> lookback = {};
 };
 
 // A layer of the call. Both spans are borrowed until the call returns.
 struct LayerRun {
   int32_t layer_id = 0;
   // Form::kHighway: [T, hc, dim] in the call's dtype. Form::kKv: empty.
-  absl::Span<const char> highway;
+  absl::Span<const char> highway = {};
   // Form::kHighway: as large as `highway`, and may be the very same memory. Form::kKv: [T, dim * (hc + 1)] bf16.
   // Written only when the whole call succeeds.
-  absl::Span<char> out;
+  absl::Span<char> out = {};
 };
 
 struct ApplyCall {

@@ -27,14 +27,14 @@ namespace engram::client {
 
 struct ClientOptions {
   // "host:port" or "unix:/path". Reached directly: proxies named in the environment are not used.
-  std::string target;
+  std::string target = {};
 
   // Until the server answered GetModel; a server still starting is waited for.
   absl::Duration connect_timeout = absl::Seconds(10);
 
   // The hash_digest computed from the caller's own tokenizer and config, as 64 hex digits or 32 raw bytes. Connect
   // fails when the server's differs: two token maps of one size give plausible and wrong rows. Empty: not checked.
-  std::string hash_digest;
+  std::string hash_digest = {};
 
   // The client's own ceiling for the tensors of one message; the smaller of this and the server's limit holds. It
   // bounds what a faulty server can make the client allocate.
