@@ -7,7 +7,7 @@
 namespace engram::kernels {
 
 const CpuLoops& Avx2Loops() {
-  static constexpr CpuLoops loops = {"avx2", &GatherRange, &ProjectRange<32, 2, 1, 2>, &GateRange<32>};
+  static constexpr CpuLoops loops = {"avx2", &GatherRange<32>, &ProjectRange<32, 2, 1, 2>, &GateRange<32>};
   return loops;
 }
 

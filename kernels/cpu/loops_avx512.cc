@@ -8,7 +8,7 @@
 namespace engram::kernels {
 
 const CpuLoops& Avx512Loops() {
-  static constexpr CpuLoops loops = {"avx512", &GatherRange, &ProjectRange<64, 4, 2, 4>, &GateRange<64>};
+  static constexpr CpuLoops loops = {"avx512", &GatherRange<64>, &ProjectRange<64, 4, 2, 4>, &GateRange<64>};
   return loops;
 }
 

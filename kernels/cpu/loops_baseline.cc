@@ -8,7 +8,7 @@
 namespace engram::kernels {
 
 const CpuLoops& BaselineLoops() {
-  static constexpr CpuLoops loops = {"baseline", &GatherRange, &ProjectRange<16, 2, 1, 2>, &GateRange<16>};
+  static constexpr CpuLoops loops = {"baseline", &GatherRange<16>, &ProjectRange<16, 2, 1, 2>, &GateRange<16>};
   return loops;
 }
 

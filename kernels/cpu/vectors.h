@@ -18,8 +18,11 @@ struct Vectors {
 
   typedef float Float __attribute__((vector_size(kBytes)));
   typedef uint32_t Word __attribute__((vector_size(kBytes)));
+  typedef int32_t Int __attribute__((vector_size(kBytes)));
   typedef double Double __attribute__((vector_size(kBytes)));
   typedef uint16_t HalfWords __attribute__((vector_size(kBytes / 2)));  // kFloats of bf16
+
+  typedef uint8_t Bytes __attribute__((vector_size(kBytes / 4)));  // kFloats of them
 
   // As many floats, words or bf16 as a Double has doubles.
   typedef float FewFloats __attribute__((vector_size(kBytes / 2)));
