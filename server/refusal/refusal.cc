@@ -87,7 +87,8 @@ bool NeverRetry(Reason reason) { return reason == Reason::kTooManyTokens || reas
 
 bool WorthRetry(Reason reason) {
   const absl::StatusCode code = ReasonCode(reason);
-  return code == absl::StatusCode::kUnavailable || (code == absl::StatusCode::kResourceExhausted && !NeverRetry(reason));
+  return code == absl::StatusCode::kUnavailable ||
+         (code == absl::StatusCode::kResourceExhausted && !NeverRetry(reason));
 }
 
 void Refusals::Add(Offender offender) {

@@ -1,0 +1,85 @@
+#include <pthread.h>
+
+#include <csignal>
+#include <cstdio>
+
+#include "absl/status/statusor.h"
+#include "server/options.h"
+#include "server/server.h"
+
+namespace {
+
+// A setting, a model or an address that cannot be used.
+constexpr int kExitUnusable = 2;
+
+int Unusable(const absl::Status& status) {
+  std::fprintf(stderr, "engram-server: %.*s\n", static_cast<int>(status.message().size()), status.message().data());
+  return kExitUnusable;
+}
+
+// The first of `signals`: while the server still loads it ends the process at once (nobody is served yet); after that
+// it is waited for. A second one always ends the process at once.
+class StopSignal {
+ public:
+  explicit StopSignal(const sigset_t& signals) : signals_(signals) {
+    std::thread([this] { Watch(); }).detach();
+  }
+
+  void Await() {
+    served_.store(true);
+    stopped_.WaitForNotification();
+  }
+
+ private:
+  void Watch() {
+    int signal = 0;
+    sigwait(&signals_, &signal);
+    if (!served_.load()) std::_Exit(0);
+    stopped_.Notify();
+    sigwait(&signals_, &signal);
+    std::_Exit(1);
+  }
+
+  const sigset_t signals_;
+  std::atomic<bool> served_{false};
+  absl::Notification stopped_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const engram::CommandLine line = engram::ParseCommandLine(argc, argv);
+  if (line.exit) {
+    std::fputs(line.text.c_str(), line.exit_code == 0 ? stdout : stderr);
+    return line.exit_code;
+  }
+  // Blocked before any thread starts, so that only StopSignal's takes them. A reader that went away (a pipe on
+  // stdout or stderr) must not end the server.
+  sigset_t stop;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGTERM);
+  sigaddset(&stop, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &stop, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+
+  static StopSignal stop_signal(stop);  // its thread may outlive main's frame
+
+  if (line.options.check_config) {
+    const absl::Status status = engram::Server::CheckConfig(line.options);
+    if (!status.ok()) return Unusable(status);
+    std::puts("configuration and model are good");
+    return 0;
+  }
+  absl::StatusOr<std::unique_ptr<engram::Server>> server = engram::Server::BuildAndStart(line.options);
+  if (!server.ok()) return Unusable(server.status());
+  for (const std::string& address : (*server)->addresses()) std::printf("listening on %s\n", address.c_str());
+  if (const std::string http = (*server)->http_address(); !http.empty()) {
+    std::printf("metrics on http://%s/metrics\n", http.c_str());
+  }
+  std::puts("ready");
+  std::fflush(stdout);
+
+  stop_signal.Await();
+  (*server)->Drain();
+  return 0;
+}

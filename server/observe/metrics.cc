@@ -1,0 +1,155 @@
+#include "server/observe/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+#include <array>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace engram {
+namespace {
+
+using prometheus::BuildCounter;
+using prometheus::BuildGauge;
+using prometheus::BuildHistogram;
+
+// From what a one-token gate takes to what a long prefill takes: 10 us to 10 s, three a decade.
+const prometheus::Histogram::BucketBoundaries kSecondsBuckets = {
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10};
+const prometheus::Histogram::BucketBoundaries kTokensBuckets = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
+
+constexpr std::array<absl::string_view, 7> kStageNames = {"decode",  "queue", "hash",  "gather",
+                                                          "project", "gate",  "encode"};
+
+}  // namespace
+
+struct Metrics::Series {
+  std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
+
+  prometheus::Family<prometheus::Counter>& requests =
+      BuildCounter().Name("engram_requests_total").Help("Calls ended, by method and gRPC code.").Register(*registry);
+  prometheus::Family<prometheus::Histogram>& duration = BuildHistogram()
+                                                            .Name("engram_request_duration_seconds")
+                                                            .Help("From message received to reply handed to gRPC.")
+                                                            .Register(*registry);
+  prometheus::Family<prometheus::Counter>& bytes = BuildCounter()
+                                                       .Name("engram_request_bytes_total")
+                                                       .Help("Message bytes, in: requests, out: replies.")
+                                                       .Register(*registry);
+  prometheus::Counter& bytes_in = bytes.Add({{"direction", "in"}});
+  prometheus::Counter& bytes_out = bytes.Add({{"direction", "out"}});
+  prometheus::Gauge& inflight =
+      BuildGauge().Name("engram_inflight_requests").Help("Calls not yet answered.").Register(*registry).Add({});
+  prometheus::Family<prometheus::Counter>& rejected = BuildCounter()
+                                                          .Name("engram_rejected_total")
+                                                          .Help("Calls refused, by the reason of their first offender.")
+                                                          .Register(*registry);
+  prometheus::Family<prometheus::Histogram>& stage = BuildHistogram()
+                                                         .Name("engram_stage_duration_seconds")
+                                                         .Help("Time of a stage: per call, or per batch and layer.")
+                                                         .Register(*registry);
+  std::array<prometheus::Histogram*, kStageNames.size()> stages{};
+  prometheus::Histogram& batch_tokens = BuildHistogram()
+                                            .Name("engram_batch_tokens")
+                                            .Help("Tokens of a batch.")
+                                            .Register(*registry)
+                                            .Add({}, kTokensBuckets);
+  prometheus::Family<prometheus::Counter>& tokens =
+      BuildCounter().Name("engram_tokens_total").Help("Tokens served, by layer and form.").Register(*registry);
+  prometheus::Counter& rows =
+      BuildCounter().Name("engram_rows_gathered_total").Help("Table rows decoded.").Register(*registry).Add({});
+  prometheus::Counter& dead = BuildCounter()
+                                  .Name("engram_dead_tokens_total")
+                                  .Help("Tokens that took no part in the hash: masked or unmapped.")
+                                  .Register(*registry)
+                                  .Add({});
+  prometheus::Gauge& queue_tokens = BuildGauge()
+                                        .Name("engram_queue_tokens")
+                                        .Help("Tokens admitted and not yet answered.")
+                                        .Register(*registry)
+                                        .Add({});
+  prometheus::Gauge& sessions = BuildGauge().Name("engram_sessions").Help("Sessions kept.").Register(*registry).Add({});
+  prometheus::Gauge& session_bytes =
+      BuildGauge().Name("engram_session_bytes").Help("Memory of the sessions kept.").Register(*registry).Add({});
+  prometheus::Family<prometheus::Counter>& evictions = BuildCounter()
+                                                           .Name("engram_session_evictions_total")
+                                                           .Help("Sessions forgotten, by what asked for it.")
+                                                           .Register(*registry);
+  prometheus::Counter& evicted_idle = evictions.Add({{"reason", "idle"}});
+  prometheus::Counter& evicted_memory = evictions.Add({{"reason", "memory"}});
+  prometheus::Family<prometheus::Gauge>& model =
+      BuildGauge().Name("engram_model_info").Help("1; the labels say what is served.").Register(*registry);
+  prometheus::Family<prometheus::Gauge>& table_bytes =
+      BuildGauge().Name("engram_table_bytes").Help("Bytes of a layer's table.").Register(*registry);
+};
+
+Metrics::Metrics() : series_(std::make_unique<Series>()) {
+  for (size_t i = 0; i < kStageNames.size(); ++i) {
+    series_->stages[i] = &series_->stage.Add({{"stage", std::string(kStageNames[i])}}, kSecondsBuckets);
+  }
+}
+
+Metrics::~Metrics() = default;
+
+void Metrics::CallStarted() { series_->inflight.Increment(); }
+
+void Metrics::CallEnded(absl::string_view method, absl::string_view code, absl::Duration took, int64_t request_bytes,
+                        int64_t reply_bytes) {
+  series_->inflight.Decrement();
+  series_->requests.Add({{"method", std::string(method)}, {"code", std::string(code)}}).Increment();
+  series_->duration.Add({{"method", std::string(method)}}, kSecondsBuckets).Observe(absl::ToDoubleSeconds(took));
+  series_->bytes_in.Increment(static_cast<double>(request_bytes));
+  series_->bytes_out.Increment(static_cast<double>(reply_bytes));
+}
+
+void Metrics::Refused(absl::string_view reason) {
+  series_->rejected.Add({{"reason", std::string(reason)}}).Increment();
+}
+
+void Metrics::StageTook(Stage stage, absl::Duration took) {
+  series_->stages[static_cast<size_t>(stage)]->Observe(absl::ToDoubleSeconds(took));
+}
+
+void Metrics::BatchRan(int64_t tokens) { series_->batch_tokens.Observe(static_cast<double>(tokens)); }
+
+void Metrics::TokensDone(int64_t layer_id, absl::string_view form, int64_t tokens) {
+  series_->tokens.Add({{"layer", absl::StrCat(layer_id)}, {"form", std::string(form)}})
+      .Increment(static_cast<double>(tokens));
+}
+
+void Metrics::RowsGathered(int64_t rows) { series_->rows.Increment(static_cast<double>(rows)); }
+
+void Metrics::DeadTokens(int64_t tokens) { series_->dead.Increment(static_cast<double>(tokens)); }
+
+void Metrics::SetQueueTokens(int64_t tokens) { series_->queue_tokens.Set(static_cast<double>(tokens)); }
+
+void Metrics::SetSessions(int64_t sessions, int64_t bytes, int64_t evicted_idle, int64_t evicted_memory) {
+  series_->sessions.Set(static_cast<double>(sessions));
+  series_->session_bytes.Set(static_cast<double>(bytes));
+  // The table keeps its own running totals; a counter moves by the difference.
+  series_->evicted_idle.Increment(static_cast<double>(evicted_idle) - series_->evicted_idle.Value());
+  series_->evicted_memory.Increment(static_cast<double>(evicted_memory) - series_->evicted_memory.Value());
+}
+
+void Metrics::SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view backend,
+                       absl::string_view numerics_id) {
+  series_->model
+      .Add({{"hash_digest", std::string(hash_digest)},
+            {"config_digest", std::string(config_digest)},
+            {"backend", std::string(backend)},
+            {"numerics_id", std::string(numerics_id)}})
+      .Set(1);
+}
+
+void Metrics::SetTableBytes(int64_t layer_id, absl::string_view residency, int64_t bytes) {
+  series_->table_bytes.Add({{"layer", absl::StrCat(layer_id)}, {"residency", std::string(residency)}})
+      .Set(static_cast<double>(bytes));
+}
+
+std::shared_ptr<prometheus::Registry> Metrics::registry() const { return series_->registry; }
+
+}  // namespace engram

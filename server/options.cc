@@ -1,0 +1,159 @@
+#include "server/options.h"
+
+#include <sched.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "server/transport/listeners.h"
+
+namespace engram {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+// The largest message gRPC can carry: its length is an int32, and the envelope comes on top.
+constexpr int64_t kMostMessageBytes = (int64_t{1} << 31) - 1 - kEnvelopeBytes;
+
+int UsableCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+// A flag with its environment twin: --max-batch-tokens, ENGRAM_MAX_BATCH_TOKENS.
+template <typename Value>
+CLI::Option* Flag(CLI::App& app, const std::string& name, Value& value, const std::string& help,
+                  const std::string& group) {
+  std::string twin = "ENGRAM_";
+  for (const char c : name.substr(2)) twin.push_back(c == '-' ? '_' : static_cast<char>(std::toupper(c)));
+  return app.add_option(name, value, help)->envname(twin)->group(group)->capture_default_str();
+}
+
+void Declare(CLI::App& app, ServerOptions& o) {
+  const std::string model = "Model and compute";
+  Flag(app, "--model", o.model, "The model file: a .gguf, or shard 1 of a split", model)->type_name("PATH");
+  app.add_option("--residency", o.residency, "Tables in anonymous memory (ram) or as pages of the file (mmap)")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, Residency>{{"ram", Residency::kRam}, {"mmap", Residency::kMmap}}, CLI::ignore_case))
+      ->envname("ENGRAM_RESIDENCY")
+      ->group(model)
+      ->type_name("ram|mmap")
+      ->default_str("ram");
+  Flag(app, "--backend", o.backend, "Where steps are computed; this build has cpu", model)
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->type_name("auto|cpu|cuda");
+  Flag(app, "--threads", o.threads, "Compute threads; default: the cores this process may run on", model)
+      ->check(CLI::Range(1, 1024))
+      ->type_name("N");
+  Flag(app, "--max-batch-tokens", o.max_batch_tokens, "Tokens computed at once; longer calls are cut", model)
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}))
+      ->type_name("TOKENS");
+  app.add_flag("--check-config", o.check_config, "Check every setting, open the model, and exit: 0 or 2")->group(model);
+
+  const std::string net = "Listeners";
+  Flag(app, "--listen", o.listen, "host:port (port 0: any free one) or unix:/path; repeatable", net)
+      ->type_name("ADDR")
+      ->take_all();
+  Flag(app, "--http-listen", o.http_listen, "Where GET /metrics answers; off: nowhere", net)->type_name("ADDR|off");
+  app.add_flag("--insecure", o.insecure, "Allow plaintext on addresses beyond loopback")
+      ->envname("ENGRAM_INSECURE")
+      ->group(net);
+  Flag(app, "--max-message-bytes", o.max_message_bytes, "Payload of one request or reply", net)
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(int64_t{4096}, kMostMessageBytes))
+      ->type_name("BYTES");
+
+  const std::string queue = "Queue";
+  Flag(app, "--max-queue-tokens", o.max_queue_tokens, "Tokens admitted and not yet answered", queue)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->type_name("TOKENS");
+  Flag(app, "--max-queue-bytes", o.max_queue_bytes, "Payload bytes admitted and not yet answered", queue)
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(kMiB, int64_t{1} << 42))
+      ->type_name("BYTES");
+
+  const std::string sessions = "Sessions";
+  Flag(app, "--session-ttl-secs", o.session_ttl_secs, "An idle session is forgotten after it", sessions)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31))
+      ->type_name("SECONDS");
+  Flag(app, "--session-memory-bytes", o.session_memory_bytes, "Of all sessions; least recently used go first", sessions)
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(kMiB, 1024 * kGiB))
+      ->type_name("BYTES");
+  Flag(app, "--session-window", o.session_window, "Positions a session keeps; a deeper rewind needs look-back",
+       sessions)
+      ->check(CLI::Range(int64_t{kernels::kMaxNgram}, int64_t{1} << 30))
+      ->type_name("POSITIONS");
+  Flag(app, "--position-limit", o.position_limit, "No sequence is longer", sessions)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->type_name("POSITIONS");
+
+  const std::string life = "Life cycle";
+  Flag(app, "--drain-delay-secs", o.drain_delay_secs, "After SIGTERM, serve on this long while clients move away", life)
+      ->check(CLI::Range(int64_t{0}, int64_t{86400}))
+      ->type_name("SECONDS");
+  Flag(app, "--drain-timeout-secs", o.drain_timeout_secs, "Then give calls in flight this long", life)
+      ->check(CLI::Range(int64_t{0}, int64_t{86400}))
+      ->type_name("SECONDS");
+}
+
+// What no single flag's check can see. Empty: all is well.
+std::string Mistake(const ServerOptions& o) {
+  if (o.model.empty()) return "--model is missing: name a .gguf file, or shard 1 of a split";
+  if (o.backend == "cuda") return "--backend cuda: this build has no CUDA backend (expected auto or cpu)";
+  for (const std::string& address : o.listen) {
+    if (const absl::Status status = CheckAddress(address, o.insecure); !status.ok()) {
+      return std::string(status.message());
+    }
+  }
+  if (o.http_listen != "off" && !o.insecure) {
+    if (const absl::Status status = CheckAddress(o.http_listen, false);
+        !status.ok() || o.http_listen.rfind("unix:", 0) == 0) {
+      return absl::StrCat("--http-listen ", o.http_listen,
+                          ": expected off or a loopback host:port (or --insecure for any other)");
+    }
+  }
+  if (o.max_message_bytes > o.max_queue_bytes) {
+    return absl::StrCat("--max-message-bytes ", o.max_message_bytes, " is more than --max-queue-bytes ",
+                        o.max_queue_bytes, ": such a message would never be admitted");
+  }
+  return "";
+}
+
+}  // namespace
+
+CommandLine ParseCommandLine(int argc, char** argv) {
+  CommandLine line;
+  line.options.threads = UsableCores();
+  CLI::App app{
+      "engram-server holds the engram tables and wkv weights of a model once, for many inference workers.\n"
+      "A flag may also be given as an environment variable, named in brackets; the flag wins.\n",
+      "engram-server"};
+  app.footer(
+      "\nExample:\n"
+      "  engram-server --model v41-00001-of-00004.gguf --listen 127.0.0.1:8001 --listen unix:/run/engram.sock\n"
+      "Prints one line per listener and then \"ready\" on stdout; logs go to stderr. SIGTERM drains and exits 0;\n"
+      "a setting or a model that cannot be used is one line on stderr and exit 2.");
+  app.set_version_flag("--version", absl::StrCat("engram-server ", ENGRAM_VERSION));
+  Declare(app, line.options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return {{}, true, 0, app.help()};
+  } catch (const CLI::CallForVersion& version) {
+    return {{}, true, 0, absl::StrCat(version.what(), "\n")};
+  } catch (const CLI::ParseError& error) {
+    return {{}, true, 2, absl::StrCat("engram-server: ", error.what(), " (--help lists all flags)\n")};
+  }
+  if (const std::string mistake = Mistake(line.options); !mistake.empty()) {
+    return {{}, true, 2, absl::StrCat("engram-server: ", mistake, "\n")};
+  }
+  return line;
+}
+
+}  // namespace engram

@@ -1,0 +1,157 @@
+#include "server/server.h"
+
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "server/admission/budget.h"
+#include "server/engine/cpu_backend.h"
+#include "server/engine/engine.h"
+#include "server/observe/log.h"
+#include "server/observe/metrics.h"
+#include "server/session/session_table.h"
+#include "server/transport/engram_service.h"
+#include "server/transport/listeners.h"
+#include "server/transport/metrics_endpoint.h"
+
+namespace engram {
+namespace {
+
+uint64_t RandomEpoch() {
+  std::random_device random;
+  uint64_t epoch = 0;
+  while (epoch == 0) epoch = uint64_t{random()} << 32 | random();
+  return epoch;
+}
+
+absl::StatusOr<std::shared_ptr<const EngramModel>> LoadModel(const ServerOptions& options) {
+  const absl::Time start = absl::Now();
+  absl::Time last_line = start;
+  LoadOptions load;
+  load.residency = options.residency;
+  load.threads = options.threads;
+  load.progress = [start, &last_line](const LoadProgress& progress) {
+    const absl::Time now = absl::Now();
+    const bool over = progress.bytes_done == progress.bytes_total;
+    if (!over && now - last_line < absl::Seconds(2)) return;
+    last_line = now;
+    const double seconds = absl::ToDoubleSeconds(now - start);
+    const double rate = static_cast<double>(progress.bytes_done) / (seconds > 0 ? seconds : 1e-9);
+    const double left = rate > 0 ? static_cast<double>(progress.bytes_total - progress.bytes_done) / rate : 0;
+    Log(LogLevel::kInfo, "loading",
+        {{"done",
+          absl::StrFormat("%.1f%%", progress.bytes_total > 0 ? 100.0 * static_cast<double>(progress.bytes_done) /
+                                                                   static_cast<double>(progress.bytes_total)
+                                                             : 100.0)},
+         {"rate", absl::StrFormat("%.2f GB/s", rate / 1e9)},
+         {"left", absl::StrFormat("%.0f s", left)}});
+  };
+  absl::StatusOr<std::shared_ptr<const EngramModel>> model = EngramModel::Load(options.model, load);
+  if (!model.ok()) return model.status();
+  Log(LogLevel::kInfo, "model loaded",
+      {{"path", options.model},
+       {"layers", absl::StrCat((*model)->layers().size())},
+       {"hash_digest", DigestHex((*model)->hash_digest())},
+       {"config_digest", DigestHex((*model)->config_digest())},
+       {"took", absl::FormatDuration(absl::Now() - start)}});
+  return model;
+}
+
+CallLimits LimitsOf(const ServerOptions& options) {
+  return {.max_call_tokens = options.max_queue_tokens,
+          .max_message_bytes = options.max_message_bytes,
+          .position_limit = options.position_limit,
+          .session_window = options.session_window};
+}
+
+class RunningServer final : public Server {
+ public:
+  RunningServer(const ServerOptions& options, std::shared_ptr<const EngramModel> model)
+      : options_(options),
+        model_(std::move(model)),
+        budget_({.max_tokens = options.max_queue_tokens, .max_bytes = options.max_queue_bytes}),
+        sessions_({.max_ngram = model_->geometry().max_ngram,
+                   .window = options.session_window,
+                   .memory_bytes = options.session_memory_bytes,
+                   .ttl = absl::Seconds(options.session_ttl_secs)}),
+        engine_(model_,
+                std::make_unique<CpuBackend>(model_, kernels::CpuKernels(),
+                                             CpuBackendOptions{options.threads, options.max_batch_tokens}),
+                EngineOptions{options.max_batch_tokens}, metrics_),
+        service_({.model = model_,
+                  .limits = LimitsOf(options),
+                  .identity = {RandomEpoch(), engine_.backend().name(), engine_.backend().numerics_id()},
+                  .budget = budget_,
+                  .sessions = sessions_,
+                  .engine = engine_,
+                  .metrics = metrics_}) {
+    metrics_.SetModel(DigestHex(model_->hash_digest()), DigestHex(model_->config_digest()), engine_.backend().name(),
+                      engine_.backend().numerics_id());
+    for (const EngramLayer& layer : model_->layers()) {
+      metrics_.SetTableBytes(layer.layer_id, options.residency == Residency::kRam ? "ram" : "mmap",
+                             layer.table.rows * kernels::kQ2KBlockBytes);
+    }
+  }
+
+  absl::Status Listen() {
+    if (options_.http_listen != "off") {
+      absl::StatusOr<std::unique_ptr<MetricsEndpoint>> metrics =
+          MetricsEndpoint::Start(options_.http_listen, metrics_, [this] { RefreshGauges(); });
+      if (!metrics.ok()) return metrics.status();
+      metrics_endpoint_ = *std::move(metrics);
+    }
+    absl::StatusOr<std::unique_ptr<Listeners>> listeners = Listeners::Start(
+        {.addresses = options_.listen, .insecure = options_.insecure, .max_message_bytes = options_.max_message_bytes},
+        service_);
+    if (!listeners.ok()) return listeners.status();
+    listeners_ = *std::move(listeners);
+    return absl::OkStatus();
+  }
+
+  std::vector<std::string> addresses() const override { return listeners_->addresses(); }
+  std::string http_address() const override { return metrics_endpoint_ == nullptr ? "" : metrics_endpoint_->address(); }
+
+  void Drain() override {
+    Log(LogLevel::kInfo, "draining", {{"delay", absl::FormatDuration(absl::Seconds(options_.drain_delay_secs))}});
+    listeners_->SetServing(false);
+    service_.AnnounceDrain();
+    absl::SleepFor(absl::Seconds(options_.drain_delay_secs));
+    budget_.Close();
+    listeners_->Shutdown(absl::Seconds(options_.drain_timeout_secs));
+    Log(LogLevel::kInfo, "drained");
+  }
+
+ private:
+  void RefreshGauges() {
+    metrics_.SetQueueTokens(budget_.taken().tokens);
+    const SessionStats stats = sessions_.stats();
+    metrics_.SetSessions(stats.sessions, stats.bytes, stats.evicted_idle, stats.evicted_memory);
+  }
+
+  // In the order of the data's flow reversed: what is used stands before its user, and outlives it.
+  const ServerOptions options_;
+  Metrics metrics_;
+  const std::shared_ptr<const EngramModel> model_;
+  Budget budget_;
+  SessionTable sessions_;
+  Engine engine_;
+  EngramService service_;
+  std::unique_ptr<MetricsEndpoint> metrics_endpoint_;
+  std::unique_ptr<Listeners> listeners_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::BuildAndStart(const ServerOptions& options) {
+  absl::StatusOr<std::shared_ptr<const EngramModel>> model = LoadModel(options);
+  if (!model.ok()) return model.status();
+  auto server = std::make_unique<RunningServer>(options, *std::move(model));
+  if (const absl::Status status = server->Listen(); !status.ok()) return status;
+  return server;
+}
+
+absl::Status Server::CheckConfig(const ServerOptions& options) { return LoadModel(options).status(); }
+
+}  // namespace engram

@@ -1,0 +1,22 @@
+// What GetModel says.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engram/v1/engram.pb.h"
+#include "server/model/engram_model.h"
+#include "server/transport/apply_codec.h"
+
+namespace engram {
+
+// Who answers: the same for as long as the server runs.
+struct ServerIdentity {
+  uint64_t epoch = 0;  // random, never 0
+  std::string backend;
+  std::string numerics_id;
+};
+
+v1::GetModelResponse DescribeModel(const EngramModel& model, const CallLimits& limits, const ServerIdentity& identity);
+
+}  // namespace engram
