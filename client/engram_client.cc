@@ -117,8 +117,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
   absl::StatusOr<std::string> hash_digest = RawDigest(options.hash_digest);
   if (!hash_digest.ok()) return hash_digest.status();
 
-  absl::StatusOr<ModelInfo> model =
-      FetchModel(options.target, absl::Now() + options.connect_timeout, options.connect_timeout);
+  const absl::Time deadline = absl::Now() + options.connect_timeout;
+  absl::StatusOr<ModelInfo> model = FetchModel(options.target, deadline, options.connect_timeout);
   if (!model.ok()) return model.status();
   if (!hash_digest->empty() && *hash_digest != model->hash_digest) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -127,8 +127,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
   }
   // The limits of a channel are fixed when it is made, so the one that asked for them cannot be kept.
   const int64_t max_message_bytes = std::min(model->limits.max_message_bytes, options.max_message_bytes);
-  auto stub = v1::EngramService::NewStub(OpenChannel(options.target, max_message_bytes));
-  return std::unique_ptr<Client>(new Client(*std::move(model), max_message_bytes, std::move(stub)));
+  const std::shared_ptr<grpc::Channel> channel = OpenChannel(options.target, max_message_bytes);
+  if (!channel->WaitForConnected(absl::ToChronoTime(deadline))) {
+    return absl::UnavailableError(absl::StrCat(options.target, ": answered GetModel, but a second connection was not ",
+                                               "made within ", absl::FormatDuration(options.connect_timeout)));
+  }
+  return std::unique_ptr<Client>(new Client(*std::move(model), max_message_bytes, v1::EngramService::NewStub(channel)));
 }
 
 absl::Status Client::Apply(const ApplyCall& call) {

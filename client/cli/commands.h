@@ -1,0 +1,66 @@
+// The subcommands of engram-cli: each takes its flags as they were parsed, talks to the server, prints to stdout, and
+// returns the exit code. Errors are one line on stderr, then the offenders the server listed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "client/engram_client.h"
+
+namespace engram::client {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitMiss = 1;   // verify: a value outside its tolerance
+inline constexpr int kExitError = 2;  // usage, connection, refusal
+
+struct ConnectionFlags {
+  std::string target = "127.0.0.1:8001";
+  double connect_timeout_secs = 5;
+  double timeout_secs = 30;
+  std::string hash_digest;
+};
+
+struct ModelFlags {
+  bool json = false;
+};
+
+struct ApplyFlags {
+  std::string tokens;
+  std::string tokens_file;
+  int64_t start_pos = 0;
+  std::string mask;
+  std::string lookback;
+  std::string session;
+  std::vector<int32_t> layers;  // empty: all
+  std::string form = "highway";
+  std::string dtype = "f32";
+  std::string highway_file;
+  double highway_fill = 0;
+  std::string out_file;
+};
+
+struct VerifyFlags {
+  std::string expected_json;
+};
+
+int RunModel(const ConnectionFlags& connection, const ModelFlags& flags);
+int RunApply(const ConnectionFlags& connection, const ApplyFlags& flags);
+int RunVerify(const ConnectionFlags& connection, const VerifyFlags& flags);
+
+absl::StatusOr<std::unique_ptr<Client>> Connect(const ConnectionFlags& flags);
+
+// "engram-cli: INVALID_ARGUMENT TOKEN_OUT_OF_RANGE: ..." and a line per offender on stderr; returns kExitError.
+int PrintError(const absl::Status& status);
+
+// What a server sent, fit for a terminal: control characters become '?'.
+std::string Printable(absl::string_view text);
+
+// "30.04 GiB".
+std::string ByteSize(int64_t bytes);
+
+}  // namespace engram::client

@@ -1,0 +1,140 @@
+// engram-cli: talks to an engram server from a terminal.
+
+#include <cctype>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "client/cli/commands.h"
+
+namespace engram::client {
+namespace {
+
+// Every flag can come from the environment too: --start-pos is ENGRAM_START_POS.
+void NameEnvironmentTwins(CLI::App* app) {
+  for (CLI::Option* option : app->get_options()) {
+    if (option->get_lnames().empty() || option->get_lnames().front() == "help") continue;
+    std::string name = "ENGRAM_" + option->get_lnames().front();
+    for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    option->envname(name);
+  }
+}
+
+void AddConnection(CLI::App* app, ConnectionFlags* flags) {
+  app->add_option("--target", flags->target, "Server: host:port or unix:/path")
+      ->capture_default_str()
+      ->group("Connection");
+  app->add_option("--connect-timeout", flags->connect_timeout_secs, "Seconds to wait for a server that is starting")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group("Connection");
+  app->add_option("--timeout", flags->timeout_secs, "Seconds a call may take")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group("Connection");
+  app->add_option("--hash-digest", flags->hash_digest, "Refuse a server whose hash digest is not these 64 hex digits")
+      ->group("Connection");
+}
+
+CLI::App* AddModel(CLI::App* app, ModelFlags* flags) {
+  CLI::App* command = app->add_subcommand("model", "What is served: geometry, layers, digests, limits");
+  command->add_flag("--json", flags->json, "Print JSON");
+  command->footer("Example:\n  engram-cli model --target unix:/run/engram.sock");
+  return command;
+}
+
+CLI::App* AddApply(CLI::App* app, ApplyFlags* flags) {
+  CLI::App* command = app->add_subcommand("apply", "One call: token ids in, the updated highway or kv out");
+  CLI::Option_group* tokens = command->add_option_group("Tokens");
+  tokens->add_option("--tokens", flags->tokens, "Token ids: 5,6,7");
+  tokens->add_option("--tokens-file", flags->tokens_file, "File of token ids, separated by commas or white space")
+      ->check(CLI::ExistingFile);
+  tokens->require_option(1);
+  command->add_option("--start-pos", flags->start_pos, "Position of the first token")
+      ->capture_default_str()
+      ->group("Sequence");
+  command->add_option("--mask", flags->mask, "Per token 1 (live) or 0 (masked): 1,0,1; default all live")
+      ->group("Sequence");
+  command
+      ->add_option("--lookback", flags->lookback,
+                   "The N-1 ids before --start-pos, newest first, -1 = masked or before the start: 7,6,-1")
+      ->group("Sequence");
+  command->add_option("--session", flags->session, "Let the server keep the history under this name")
+      ->group("Sequence");
+  command->add_option("--layer", flags->layers, "Layer id, repeatable; default all layers")
+      ->delimiter(',')
+      ->group("What is computed");
+  command->add_option("--form", flags->form, "What the reply holds: highway, kv")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"highway", "kv"}))
+      ->group("What is computed");
+  command->add_option("--dtype", flags->dtype, "Of the highway: f32, bf16")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->group("What is computed");
+  CLI::Option* highway =
+      command
+          ->add_option("--highway", flags->highway_file,
+                       "Raw little-endian [tokens, hc, dim] in --dtype: one for all layers, or one per layer")
+          ->check(CLI::ExistingFile)
+          ->group("Tensors");
+  command->add_option("--highway-fill", flags->highway_fill, "Without --highway: the value it is filled with")
+      ->capture_default_str()
+      ->excludes(highway)
+      ->group("Tensors");
+  command->add_option("--out", flags->out_file, "Write the reply's tensors here, raw, layer after layer")
+      ->group("Tensors");
+  command->footer(
+      "Examples:\n"
+      "  engram-cli apply --tokens 5,6,7 --highway-fill 0.5\n"
+      "  engram-cli apply --tokens 8 --start-pos 3 --lookback 7,6,5 --form kv --layer 1 --out kv.bin");
+  return command;
+}
+
+CLI::App* AddVerify(CLI::App* app, VerifyFlags* flags) {
+  CLI::App* command = app->add_subcommand(
+      "verify", "Replay a fixture through the server and compare every value; exit 1 on a miss, 2 on an error");
+  command->add_option("expected", flags->expected_json, "expected.json; expected.bin lies beside it")
+      ->required()
+      ->check(CLI::ExistingFile);
+  command->footer("Example:\n  engram-cli verify tests/data/tiny/expected.json --target unix:/run/engram.sock");
+  return command;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("Talks to an engram server. Every flag has an environment twin: --target is ENGRAM_TARGET.",
+               "engram-cli");
+  ConnectionFlags connection;
+  ModelFlags model;
+  ApplyFlags apply;
+  VerifyFlags verify;
+  AddConnection(&app, &connection);
+  CLI::App* model_command = AddModel(&app, &model);
+  CLI::App* apply_command = AddApply(&app, &apply);
+  CLI::App* verify_command = AddVerify(&app, &verify);
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  engram-cli model\n"
+      "  engram-cli apply --tokens 5,6,7 --highway-fill 0.5\n"
+      "  engram-cli verify tests/data/tiny/expected.json\n"
+      "engram-cli COMMAND --help says more.");
+  NameEnvironmentTwins(&app);
+  for (CLI::App* command : {model_command, apply_command, verify_command}) {
+    command->fallthrough();  // --target may stand behind the command too
+    NameEnvironmentTwins(command);
+    for (CLI::App* group : command->get_subcommands([](CLI::App*) { return true; })) NameEnvironmentTwins(group);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitError;
+  }
+  if (model_command->parsed()) return RunModel(connection, model);
+  if (apply_command->parsed()) return RunApply(connection, apply);
+  return RunVerify(connection, verify);
+}
+
+}  // namespace
+}  // namespace engram::client
+
+int main(int argc, char** argv) { return engram::client::Main(argc, argv); }
