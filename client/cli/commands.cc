@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/error_details.h"
@@ -31,7 +32,9 @@ std::string ByteSize(int64_t bytes) {
 }
 
 int PrintError(const absl::Status& status) {
-  const std::string reason = ErrorReason(status);
+  // The server's messages begin with the reason already.
+  std::string reason = ErrorReason(status);
+  if (absl::StrContains(status.message(), reason)) reason.clear();
   absl::FPrintF(stderr, "engram-cli: %s%s: %s\n", absl::StatusCodeToString(status.code()),
                 reason.empty() ? "" : absl::StrCat(" ", Printable(reason)), Printable(status.message()));
   for (const ErrorOffender& offender : ErrorOffenders(status)) {

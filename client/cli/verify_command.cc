@@ -80,6 +80,11 @@ int RunVerify(const ConnectionFlags& connection, const VerifyFlags& flags) {
   absl::PrintF("server  %s: version %s, %s, config digest %s\n", connection.target, Printable(model.server_version),
                Printable(model.numerics_id), absl::BytesToHexString(model.config_digest.substr(0, 8)));
   absl::PrintF("errors are in units of the tolerance; above 1 is a miss\n\n");
+  if (fixture->kv_tolerance != kKvToleranceText || fixture->out_tolerance != kOutToleranceText) {
+    absl::PrintF(
+        "note: the file words its tolerances otherwise than this tool, whose own are applied:\n  kv: %s\n  out: %s\n",
+        kKvToleranceText, kOutToleranceText);
+  }
 
   std::random_device random;
   const std::string prefix = absl::StrFormat("verify-%08x%08x", random(), random());

@@ -22,6 +22,13 @@
 
 namespace engram::client {
 
+// The tolerances above in the words of the fixtures; a fixture that says something else is not checked as it asks.
+inline constexpr char kKvToleranceText[] =
+    "within one bf16 ulp of kv_exact_f64, or within 2^-8 * rms of that key copy or value where terms cancel";
+inline constexpr char kOutToleranceText[] =
+    "against the f64 gate applied to the server's own KV reply: 2^-20 * (|h| + |gate*value|) for f32; bf16: round the "
+    "input highway to bf16 first and add 2^-8 * |out|";
+
 // Of q_weight * k_weight, element by element; both are norm weights around 1, the fixtures' reach 2.8.
 inline constexpr double kMaxGateWeight = 4.0;
 
