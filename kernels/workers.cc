@@ -88,8 +88,8 @@ void Workers::ForEachRange(int64_t items, int64_t grain, const Body& body) {
   loop.ranges = items / loop.grain + (items % loop.grain != 0 ? 1 : 0);
 
   State& state = *state_;
-  const int64_t helpers = std::min<int64_t>(static_cast<int64_t>(state.threads.size()), loop.ranges - 1);
-  if (helpers == 0) {
+  const int64_t joiners = std::min<int64_t>(static_cast<int64_t>(state.threads.size()), loop.ranges - 1);
+  if (joiners == 0) {
     for (int64_t begin = 0; begin < items; begin += loop.grain) {
       body(begin, begin + std::min(loop.grain, items - begin));
       if (items - begin <= loop.grain) return;  // begin + grain may not fit 64 bits
@@ -103,7 +103,7 @@ void Workers::ForEachRange(int64_t items, int64_t grain, const Body& body) {
     ++state.generation;
     state.next_range.store(0, std::memory_order_relaxed);
   }
-  for (int64_t i = 0; i < helpers; ++i) state.opened.notify_one();
+  for (int64_t i = 0; i < joiners; ++i) state.opened.notify_one();
   state.RunRanges(loop);
 
   std::unique_lock<std::mutex> lock(state.mutex);
