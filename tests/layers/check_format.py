@@ -39,11 +39,12 @@ def main() -> int:
     files = tracked_files()
     if "--fix" in sys.argv[1:]:
         return subprocess.run([clang_format, "-i", *files], cwd=ROOT, check=False).returncode
-    wrong = []
-    for name in files:
-        done = subprocess.run([clang_format, "--dry-run", "-Werror", name], cwd=ROOT, capture_output=True, check=False)
-        if done.returncode != 0:
-            wrong.append(name)
+    # Complaints stand on stderr as "path:line:column: ...".
+    done = subprocess.run([clang_format, "--dry-run", "-Werror", *files], cwd=ROOT, capture_output=True, text=True)
+    complained = {line.split(":", 1)[0] for line in done.stderr.splitlines()}
+    wrong = [name for name in files if name in complained]
+    if done.returncode != 0 and not wrong:
+        sys.exit(done.stderr)
     for name in wrong:
         print(name)
     if wrong:
