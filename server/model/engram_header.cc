@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -10,6 +11,7 @@
 #include "server/model/gguf_keys.h"
 #include "server/model/hash_rules.h"
 #include "server/model/status_macros.h"
+#include "server/model/tensor_values.h"
 
 namespace engram {
 namespace {
@@ -177,17 +179,9 @@ absl::Status CheckShape(const TensorPlace& place, int64_t ne0, int64_t ne1, cons
 }
 
 absl::Status CheckWeightType(const TensorPlace& place) {
-  switch (place.tensor.type) {
-    case GgufType::kF32:
-    case GgufType::kF16:
-    case GgufType::kBF16:
-    case GgufType::kQ8_0:
-    case GgufType::kQ2_K:
-      return absl::OkStatus();
-    default:
-      return RefuseTensor(place, absl::StrCat("is ", GgufTypeName(place.tensor.type)),
-                          "F32, F16, BF16, Q8_0 or Q2_K: this release serves no other type of weight");
-  }
+  if (CanExpand(place.tensor.type)) return absl::OkStatus();
+  return RefuseTensor(place, absl::StrCat("is ", GgufTypeName(place.tensor.type)),
+                      "F32, F16, BF16, Q8_0 or Q2_K: this release serves no other type of weight");
 }
 
 absl::StatusOr<LayerTensors> FindLayerTensors(const ModelFiles& files, const EngramGeometry& geometry, int64_t layer) {
@@ -223,7 +217,6 @@ absl::Status CheckConstants(const DialectKeys& keys, const EngramHeader& header)
   HashRuleInput input;
   input.compressed_vocab = header.geometry.compressed_vocab;
   input.pad_id = header.geometry.pad_id;
-  input.max_ngram = header.geometry.max_ngram;
   input.columns = header.geometry.columns;
   input.layer_ids = header.layer_ids;
   input.multipliers = header.multipliers;

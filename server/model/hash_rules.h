@@ -12,7 +12,6 @@ namespace engram {
 struct HashRuleInput {
   int64_t compressed_vocab = 0;
   int64_t pad_id = 0;
-  int64_t max_ngram = 0;
   int64_t columns = 0;
   absl::Span<const int64_t> layer_ids;
   absl::Span<const int64_t> multipliers;  // [layers][max_ngram]

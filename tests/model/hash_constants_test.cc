@@ -88,7 +88,7 @@ TEST(HashConstants, TheReleasedModelKeepsAllRules) {
   const std::vector<int64_t> multipliers = MakeMultipliers(kLayers, 4, kCompressed);
   const std::vector<int64_t> primes = MakePrimes(2, 4, 8, 16'000'000), offsets = MakeOffsets(primes, 24);
   const std::vector<int64_t> rows = {384006168, 384016682};
-  EXPECT_FALSE(FindHashRuleBreach({kCompressed, 2, 4, 24, kLayers, multipliers, primes, offsets, rows}).has_value());
+  EXPECT_FALSE(FindHashRuleBreach({kCompressed, 2, 24, kLayers, multipliers, primes, offsets, rows}).has_value());
 }
 
 }  // namespace
