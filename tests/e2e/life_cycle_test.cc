@@ -1,0 +1,250 @@
+// A server's life as an operator sees it: start, health, reflection, metrics, stop, and every way not to start.
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <fstream>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "tests/e2e/process.h"
+#include "tests/e2e/rpc.h"
+
+namespace engram::e2e {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::string kTiny = std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf";
+
+TEST(LifeCycleTest, SigtermEndsCleanlyAndTheSocketGoesWithIt) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    auto server = ServerProcess::Start(kTiny);
+    ASSERT_TRUE(server.ok()) << server.status();
+    const std::string socket = (*server)->unix_address().substr(5);
+    EXPECT_EQ(::access(socket.c_str(), F_OK), 0);
+    EXPECT_EQ((*server)->Stop(signal), 0) << (*server)->Log();
+    EXPECT_NE(::access(socket.c_str(), F_OK), 0);
+  }
+}
+
+TEST(LifeCycleTest, ACallInFlightWhenSigtermComesIsAnswered) {
+  auto server = ServerProcess::Start(kTiny, {"--drain-delay-secs", "1"});
+  ASSERT_TRUE(server.ok()) << server.status();
+  Rpc rpc((*server)->tcp_address());
+  v1::ApplyRequest request;
+  request.set_form(v1::FORM_KV);
+  AddSequence(request, {"", 0, std::vector<int32_t>(2000, 7), {}, {}});
+  request.add_layers()->set_layer_id(1);
+  std::atomic<bool> stop{false};
+  auto calls = std::async(std::launch::async, [&] {
+    int failed = 0;
+    while (!stop) failed += rpc.Apply(request).status.ok() ? 0 : 1;
+    return failed;
+  });
+  ::usleep(50'000);
+  ::kill((*server)->pid(), SIGTERM);
+  ::usleep(300'000);  // within the drain delay every call is still served
+  stop = true;
+  EXPECT_EQ(calls.get(), 0);
+  EXPECT_EQ((*server)->Stop(0), 0);
+}
+
+TEST(LifeCycleTest, DrainingRepliesSaySoInATrailerAndHealthSaysNotServing) {
+  auto server = ServerProcess::Start(kTiny, {"--drain-delay-secs", "2"});
+  ASSERT_TRUE(server.ok()) << server.status();
+  Rpc rpc((*server)->tcp_address());
+  const auto trailer = [&rpc] {
+    grpc::ClientContext context;
+    v1::GetModelResponse response;
+    EXPECT_TRUE(rpc.stub().GetModel(&context, {}, &response).ok());
+    return context.GetServerTrailingMetadata().count("engram-draining");
+  };
+  EXPECT_EQ(trailer(), 0);
+  ::kill((*server)->pid(), SIGTERM);
+  for (int i = 0; i < 100 && trailer() == 0; ++i) ::usleep(10'000);
+  EXPECT_EQ(trailer(), 1);
+  EXPECT_EQ((*server)->Stop(0), 0);
+}
+
+// A call by its wire bytes, as a client without our (or gRPC's) generated code would make it.
+std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                    const std::string& request) {
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const grpc::Slice bytes(request);
+  auto call = stub.PrepareUnaryCall(&context, method, grpc::ByteBuffer(&bytes, 1), &queue);
+  grpc::ByteBuffer reply;
+  grpc::Status status;
+  call->StartCall();
+  call->Finish(&reply, &status, &status);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  grpc::Slice slice;
+  if (!reply.DumpToSingleSlice(&slice).ok()) return "";
+  return {reinterpret_cast<const char*>(slice.begin()), slice.size()};
+}
+
+TEST(LifeCycleTest, TheStandardHealthServiceSaysServing) {
+  auto server = ServerProcess::Start(kTiny);
+  ASSERT_TRUE(server.ok()) << server.status();
+  Rpc rpc((*server)->unix_address());
+  ASSERT_GT(rpc.Model().layers_size(), 0);
+  // HealthCheckResponse{status: SERVING}: field 1, varint 1.
+  EXPECT_EQ(RawCall(rpc.channel(), "/grpc.health.v1.Health/Check", ""), std::string("\x08\x01", 2));
+}
+
+TEST(LifeCycleTest, ReflectionListsTheService) {
+  auto server = ServerProcess::Start(kTiny);
+  ASSERT_TRUE(server.ok()) << server.status();
+  Rpc rpc((*server)->unix_address());
+  ASSERT_GT(rpc.Model().layers_size(), 0);
+  // ServerReflectionRequest{list_services: "*"}: field 7, one byte.
+  const std::string names = RawCall(rpc.channel(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                                    std::string("\x3a\x01*", 3));
+  EXPECT_THAT(names, HasSubstr("engram.v1.EngramService"));
+  EXPECT_THAT(names, HasSubstr("grpc.health.v1.Health"));
+}
+
+// One GET over a plain socket.
+std::string HttpGet(const std::string& address, const std::string& path) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+  std::string text;
+  if (::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0) {
+    const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
+    if (::send(fd, request.data(), request.size(), 0) > 0) {
+      char buffer[4096];
+      for (ssize_t n = 0; (n = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) text.append(buffer, static_cast<size_t>(n));
+    }
+  }
+  ::close(fd);
+  return text;
+}
+
+TEST(LifeCycleTest, MetricsCountCallsTokensAndRefusals) {
+  auto server = ServerProcess::Start(kTiny);
+  ASSERT_TRUE(server.ok()) << server.status();
+  Rpc rpc((*server)->unix_address());
+  v1::ApplyRequest request;
+  request.set_form(v1::FORM_KV);
+  AddSequence(request, {"s", 0, {7, 8, 9}, {1, 0, 1}, {}});
+  request.add_layers()->set_layer_id(14);
+  ASSERT_TRUE(rpc.Apply(request).status.ok());
+  request.mutable_sequences(0)->set_start_pos(77);
+  ASSERT_FALSE(rpc.Apply(request).status.ok());
+  const std::string text = HttpGet((*server)->metrics_address(), "/metrics");
+  for (const char* line : {
+           "engram_requests_total{code=\"OK\",method=\"Apply\"} 1",
+           "engram_requests_total{code=\"FAILED_PRECONDITION\",method=\"Apply\"} 1",
+           "engram_rejected_total{reason=\"POSITION_GAP\"} 1",
+           "engram_tokens_total{form=\"KV\",layer=\"14\"} 3",
+           "engram_dead_tokens_total 1",
+           "engram_rows_gathered_total 72",
+           "engram_sessions 1",
+           "engram_inflight_requests 0",
+           "engram_stage_duration_seconds_count{stage=\"project\"} 1",
+       }) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
+}
+
+struct Refused {
+  const char* name;
+  std::vector<std::string> args;
+  const char* says;
+};
+
+TEST(StartTest, WhatCannotBeUsedIsOneLineAndExitCode2) {
+  const TempDir dir;
+  const std::string fifo = dir.path() + "/fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  std::ofstream(dir.path() + "/empty.gguf");
+  std::ofstream(dir.path() + "/noise.gguf") << std::string(5000, '\x5a');
+  std::ifstream tiny(kTiny, std::ios::binary);
+  std::string half(100'000, '\0');
+  tiny.read(half.data(), static_cast<std::streamsize>(half.size()));
+  std::ofstream(dir.path() + "/half.gguf", std::ios::binary) << half;
+  std::ofstream(dir.path() + "/lone-00001-of-00002.gguf", std::ios::binary)
+      << std::ifstream(std::string(ENGRAM_TEST_DATA) + "/split/split-00001-of-00002.gguf", std::ios::binary).rdbuf();
+
+  const std::vector<Refused> cases = {
+      {"missing", {"--model", "missing.gguf"}, "missing.gguf"},
+      {"empty", {"--model", dir.path() + "/empty.gguf"}, "empty.gguf"},
+      {"noise", {"--model", dir.path() + "/noise.gguf"}, "noise.gguf"},
+      {"half", {"--model", dir.path() + "/half.gguf"}, "half.gguf"},
+      {"folder", {"--model", dir.path()}, "directory"},
+      {"fifo", {"--model", fifo}, "fifo"},
+      {"shard", {"--model", dir.path() + "/lone-00001-of-00002.gguf"}, "lone-00002-of-00002.gguf"},
+      {"dialect B", {"--model", std::string(ENGRAM_TEST_DATA) + "/ds4/ds4.gguf"}, "e4m3_e8m0_32_row264"},
+      {"no model", {}, "--model is missing"},
+      {"cuda", {"--model", kTiny, "--backend", "cuda"}, "no CUDA backend"},
+      {"address", {"--model", kTiny, "--listen", "nonsense"}, "--listen nonsense"},
+      {"port", {"--model", kTiny, "--listen", "127.0.0.1:65536"}, "--listen 127.0.0.1:65536"},
+      {"open plaintext", {"--model", kTiny, "--listen", "0.0.0.0:0"}, "--insecure"},
+      {"unknown flag", {"--model", kTiny, "--frobnicate", "3"}, "--frobnicate"},
+      {"bad number", {"--model", kTiny, "--max-batch-tokens", "0"}, "--max-batch-tokens"},
+      {"long socket", {"--model", kTiny, "--listen", "unix:/" + std::string(200, 'x')}, "at most 107"},
+      {"no such folder",
+       {"--model", kTiny, "--http-listen", "off", "--listen", "unix:/no/such/folder/s"},
+       "cannot listen"},
+  };
+  for (const Refused& c : cases) {
+    std::vector<std::string> command = {ENGRAM_SERVER};
+    command.insert(command.end(), c.args.begin(), c.args.end());
+    const Finished finished = RunToEnd(command, 20);
+    EXPECT_EQ(finished.exit_code, 2) << c.name << ": " << finished.err;
+    EXPECT_THAT(finished.err, HasSubstr(c.says)) << c.name;
+    EXPECT_EQ(finished.out, "") << c.name;
+    // The last line is the refusal; the log may stand before it.
+    const std::string last = finished.err.substr(0, finished.err.size() - 1);
+    EXPECT_EQ(last.substr(last.rfind('\n') + 1).rfind("engram-server: ", 0), 0) << c.name << ": " << finished.err;
+  }
+}
+
+TEST(StartTest, ASecondServerOnTheSameSocketOrPortIsRefusedAndTheFirstLivesOn) {
+  auto first = ServerProcess::Start(kTiny);
+  ASSERT_TRUE(first.ok()) << first.status();
+  for (const std::string& address : {(*first)->unix_address(), (*first)->tcp_address()}) {
+    const Finished second =
+        RunToEnd({ENGRAM_SERVER, "--model", kTiny, "--http-listen", "off", "--listen", address}, 20);
+    EXPECT_EQ(second.exit_code, 2) << second.err;
+    EXPECT_THAT(second.err, HasSubstr(address));
+  }
+  Rpc rpc((*first)->unix_address());
+  EXPECT_GT(rpc.Model().layers_size(), 0);
+}
+
+TEST(StartTest, CheckConfigOpensTheModelAndServesNothing) {
+  const Finished good = RunToEnd({ENGRAM_SERVER, "--model", kTiny, "--check-config"});
+  EXPECT_EQ(good.exit_code, 0) << good.err;
+  const Finished bad = RunToEnd({ENGRAM_SERVER, "--model", "missing.gguf", "--check-config"});
+  EXPECT_EQ(bad.exit_code, 2);
+}
+
+TEST(StartTest, HelpTeachesAndVersionNamesItself) {
+  const Finished help = RunToEnd({ENGRAM_SERVER, "--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  for (const char* text : {"--model", "ENGRAM_MODEL", "--listen", "127.0.0.1:8001", "--session-window", "Example"}) {
+    EXPECT_THAT(help.out, HasSubstr(text));
+  }
+  const Finished version = RunToEnd({ENGRAM_SERVER, "--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_THAT(version.out, HasSubstr("engram-server 0."));
+}
+
+}  // namespace
+}  // namespace engram::e2e

@@ -1,0 +1,219 @@
+// The queue and the batch, with a backend that the test holds by the hand.
+#include "server/engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "server/refusal/refusal.h"
+
+namespace engram {
+namespace {
+
+// Notes the size of each step; the first waits until it is let go.
+class HeldBackend final : public Backend {
+ public:
+  struct Log {
+    absl::Notification entered, let_go;
+    std::mutex mutex;
+    std::vector<int64_t> steps;
+    std::atomic<int> fail_step{-1};  // index of a step that fails
+  };
+  explicit HeldBackend(std::shared_ptr<Log> log) : log_(std::move(log)) {}
+
+  absl::StatusOr<StepTimes> Run(const Step& step) override {
+    size_t index = 0;
+    {
+      const std::lock_guard<std::mutex> lock(log_->mutex);
+      index = log_->steps.size();
+      log_->steps.push_back(step.tokens);
+    }
+    if (index == 0) {
+      log_->entered.Notify();
+      log_->let_go.WaitForNotification();
+    }
+    if (static_cast<int>(index) == log_->fail_step) return absl::InternalError("device on fire");
+    return StepTimes{};
+  }
+  std::string name() const override { return "held"; }
+  std::string numerics_id() const override { return "held"; }
+
+ private:
+  const std::shared_ptr<Log> log_;
+};
+
+class EngineTest : public ::testing::Test {
+ protected:
+  static constexpr int64_t kBatch = 10;
+
+  void SetUp() override {
+    auto model = EngramModel::Load(std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf", {});
+    ASSERT_TRUE(model.ok()) << model.status();
+    engine_ = std::make_unique<Engine>(*model, std::make_unique<HeldBackend>(log_), EngineOptions{kBatch}, metrics_);
+  }
+
+  struct Outcome {
+    absl::Notification over;
+    absl::Status status;
+    std::atomic<bool> committed{false};
+    std::atomic<bool> cancelled{false};
+  };
+
+  std::shared_ptr<Outcome> Submit(int64_t tokens, absl::Time deadline = absl::InfiniteFuture(),
+                                  absl::Status commit = absl::OkStatus()) {
+    auto outcome = std::make_shared<Outcome>();
+    auto call = std::make_unique<Call>();
+    call->form = Form::kKv;
+    call->layers = {{.layer = 0, .highway = nullptr, .out = out_}};
+    call->sequence_tokens = {tokens};
+    call->tokens = tokens;
+    call->deadline = deadline;
+    call->commit = [outcome, tokens, commit]() -> absl::StatusOr<std::vector<int32_t>> {
+      outcome->committed = true;
+      if (!commit.ok()) return commit;
+      return std::vector<int32_t>(static_cast<size_t>(3 + tokens), 1);
+    };
+    call->cancelled = [outcome] { return outcome->cancelled.load(); };
+    call->done = [outcome](absl::Status status) {
+      outcome->status = std::move(status);
+      outcome->over.Notify();
+    };
+    engine_->Submit(std::move(call));
+    return outcome;
+  }
+
+  std::vector<int64_t> Steps() {
+    const std::lock_guard<std::mutex> lock(log_->mutex);
+    return log_->steps;
+  }
+
+  std::shared_ptr<HeldBackend::Log> log_ = std::make_shared<HeldBackend::Log>();
+  char out_[1] = {};  // HeldBackend writes nothing
+  Metrics metrics_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(EngineTest, WhatWaitsFormsTheNextBatchUpToItsLimit) {
+  auto first = Submit(1);
+  log_->entered.WaitForNotification();
+  std::vector<std::shared_ptr<Outcome>> calls = {Submit(4), Submit(5), Submit(3)};
+  log_->let_go.Notify();
+  for (const auto& call : calls) {
+    call->over.WaitForNotification();
+    EXPECT_TRUE(call->status.ok());
+  }
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{1, 10, 2})) << "4 + 5 + 1 of 3, then the rest";
+}
+
+TEST_F(EngineTest, ALongCallIsCut) {
+  log_->let_go.Notify();
+  auto call = Submit(34);
+  call->over.WaitForNotification();
+  EXPECT_TRUE(call->status.ok());
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{10, 10, 10, 4}));
+}
+
+TEST_F(EngineTest, ACallCancelledWhileItWaitsIsNeitherCommittedNorComputed) {
+  auto first = Submit(1);
+  log_->entered.WaitForNotification();
+  auto call = Submit(4);
+  call->cancelled = true;
+  log_->let_go.Notify();
+  call->over.WaitForNotification();
+  EXPECT_EQ(call->status.code(), absl::StatusCode::kCancelled);
+  EXPECT_FALSE(call->committed);
+  EXPECT_EQ(Steps(), std::vector<int64_t>{1});
+}
+
+TEST_F(EngineTest, ACallWhoseDeadlinePassesWhileItWaitsIsNeitherCommittedNorComputed) {
+  auto first = Submit(1);
+  log_->entered.WaitForNotification();
+  auto call = Submit(4, absl::Now() - absl::Seconds(1));
+  log_->let_go.Notify();
+  call->over.WaitForNotification();
+  EXPECT_EQ(call->status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_FALSE(call->committed);
+  EXPECT_EQ(Steps(), std::vector<int64_t>{1});
+}
+
+TEST_F(EngineTest, LaterBatchesOfALongCallAreNotComputedOnceItIsCancelled) {
+  auto call = Submit(100);
+  log_->entered.WaitForNotification();
+  call->cancelled = true;
+  log_->let_go.Notify();
+  call->over.WaitForNotification();
+  EXPECT_TRUE(call->committed);
+  EXPECT_EQ(call->status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(Steps(), std::vector<int64_t>{10});
+}
+
+TEST_F(EngineTest, ARefusedCommitEndsThatCallAlone) {
+  auto first = Submit(1);
+  log_->entered.WaitForNotification();
+  auto bad = Submit(4, absl::InfiniteFuture(), absl::FailedPreconditionError("gap"));
+  auto good = Submit(4);
+  log_->let_go.Notify();
+  good->over.WaitForNotification();
+  EXPECT_TRUE(good->status.ok());
+  bad->over.WaitForNotification();
+  EXPECT_EQ(bad->status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{1, 4}));
+}
+
+TEST_F(EngineTest, AFailedBatchFailsItsCallsAndNoOthers) {
+  log_->fail_step = 1;
+  auto first = Submit(1);
+  log_->entered.WaitForNotification();
+  auto a = Submit(4);
+  auto b = Submit(30);  // cut: its first piece is in the failing batch
+  log_->let_go.Notify();
+  a->over.WaitForNotification();
+  b->over.WaitForNotification();
+  EXPECT_EQ(a->status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(b->status.code(), absl::StatusCode::kInternal);
+  auto after = Submit(2);
+  after->over.WaitForNotification();
+  EXPECT_TRUE(after->status.ok());
+  EXPECT_TRUE(first->status.ok());
+}
+
+TEST_F(EngineTest, StoppingRefusesWhatStillWaits) {
+  auto first = Submit(1);
+  log_->entered.WaitForNotification();
+  auto waiting = Submit(4);
+  std::thread stopper([this] { engine_.reset(); });
+  absl::SleepFor(absl::Milliseconds(20));
+  log_->let_go.Notify();
+  stopper.join();
+  waiting->over.WaitForNotification();
+  first->over.WaitForNotification();
+  EXPECT_TRUE(first->status.ok()) << "the batch at hand is finished: " << first->status;
+  EXPECT_EQ(DetailOf(waiting->status).offenders.at(0).reason, Reason::kDraining);
+}
+
+TEST_F(EngineTest, ManyThreadsSubmitAndEveryCallEndsOnce) {
+  log_->let_go.Notify();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([this] {
+      std::vector<std::shared_ptr<Outcome>> calls;
+      for (int i = 0; i < 200; ++i) calls.push_back(Submit(1 + i % 25));
+      for (const auto& call : calls) {
+        call->over.WaitForNotification();  // a second end would notify twice and abort
+        EXPECT_TRUE(call->status.ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace engram
