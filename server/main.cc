@@ -1,9 +1,15 @@
 #include <pthread.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
 
 #include "absl/status/statusor.h"
+#include "absl/synchronization/notification.h"
 #include "server/options.h"
 #include "server/server.h"
 
