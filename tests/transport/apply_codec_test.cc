@@ -1,0 +1,108 @@
+// Hostile and odd ApplyRequests against the decoder; the ordinary refusals are in tests/e2e/apply_refusals_test.cc.
+#include "server/transport/apply_codec.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+
+#include "server/refusal/refusal.h"
+
+namespace engram {
+namespace {
+
+class ApplyCodecTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    auto model = EngramModel::Load(std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf", {});
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = new std::shared_ptr<const EngramModel>(*model);
+  }
+  static void TearDownTestSuite() { delete model_; }
+
+  static const EngramModel& model() { return **model_; }
+
+  static std::shared_ptr<const EngramModel>* model_;
+};
+
+std::shared_ptr<const EngramModel>* ApplyCodecTest::model_ = nullptr;
+
+TEST_F(ApplyCodecTest, IdsAreCompressedMaskedAndLookbackTurnedAround) {
+  v1::ApplyRequest request;
+  request.set_form(v1::FORM_KV);
+  v1::Sequence& sequence = *request.add_sequences();
+  sequence.set_start_pos(2);
+  for (const int token : {10, 11, 12}) sequence.add_token_ids(token);
+  sequence.set_token_mask(std::string("\x01\x00\xff", 3));
+  for (const int token : {20, 21, -1}) sequence.add_lookback_token_ids(token);
+  request.add_layers()->set_layer_id(14);
+  const absl::StatusOr<ApplyCall> call = DecodeApply(request, model(), CallLimits{});
+  ASSERT_TRUE(call.ok()) << call.status();
+  const absl::Span<const int32_t> map = model().token_map();
+  ASSERT_EQ(call->claims.size(), 1);
+  EXPECT_EQ(call->claims[0].ids, (std::vector<int32_t>{map[10], kernels::kDead, map[12]}));
+  EXPECT_EQ(call->claims[0].lookback, (std::vector<int32_t>{kernels::kDead, map[21], map[20]}));
+  EXPECT_EQ(call->token_mask, (std::vector<uint8_t>{1, 0, 1}));
+  EXPECT_EQ(call->layers, std::vector<int>{1});
+  EXPECT_EQ(call->tokens, 3);
+  EXPECT_EQ(call->reply_bytes, 3 * 64 * 5 * 2);
+}
+
+TEST_F(ApplyCodecTest, AMaskOfOneSequenceLeavesTheOthersLive) {
+  v1::ApplyRequest request;
+  request.set_form(v1::FORM_KV);
+  request.add_sequences()->add_token_ids(1);
+  v1::Sequence& masked = *request.add_sequences();
+  masked.add_token_ids(2);
+  masked.set_token_mask(std::string(1, '\0'));
+  request.add_layers()->set_layer_id(1);
+  const absl::StatusOr<ApplyCall> call = DecodeApply(request, model(), CallLimits{});
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->token_mask, (std::vector<uint8_t>{1, 0}));
+}
+
+// Any bytes that parse as a request are decoded or refused with a reason; nothing else.
+TEST_F(ApplyCodecTest, MutatedRequestsAreDecodedOrRefusedWithAReason) {
+  std::mt19937 random(17);
+  int decoded = 0, refused = 0, unparsed = 0;
+  for (int i = 0; i < 20000; ++i) {
+    v1::ApplyRequest request;
+    const int sequences = 1 + static_cast<int>(random() % 3);
+    int64_t tokens = 0;
+    for (int s = 0; s < sequences; ++s) {
+      v1::Sequence& sequence = *request.add_sequences();
+      sequence.set_session(std::string(random() % 4, static_cast<char>('a' + s)));
+      const int count = static_cast<int>(random() % 5);
+      for (int t = 0; t < count; ++t) sequence.add_token_ids(static_cast<int32_t>(random() % 512));
+      tokens += count;
+      if (random() % 3 == 0) sequence.set_token_mask(std::string(static_cast<size_t>(count), '\x01'));
+    }
+    v1::LayerInput& layer = *request.add_layers();
+    layer.set_layer_id(1);
+    layer.set_highway(std::string(static_cast<size_t>(tokens) * 1024, 'h'));
+    std::string bytes = request.SerializeAsString();
+    for (int flips = static_cast<int>(random() % 4); flips > 0; --flips) {
+      bytes[random() % std::min<size_t>(bytes.size(), 120)] = static_cast<char>(random());
+    }
+    v1::ApplyRequest mutated;
+    if (!mutated.ParseFromString(bytes)) {
+      ++unparsed;
+      continue;
+    }
+    const absl::StatusOr<ApplyCall> call = DecodeApply(mutated, model(), CallLimits{});
+    if (call.ok()) {
+      ++decoded;
+      v1::ApplyResponse response;
+      for (const CallLayer& out : LayOutReply(*call, model(), mutated, response)) ASSERT_NE(out.out, nullptr);
+    } else {
+      ++refused;
+      ASSERT_FALSE(DetailOf(call.status()).offenders.empty()) << call.status();
+    }
+  }
+  EXPECT_GT(decoded, 500);
+  EXPECT_GT(refused, 500);
+  EXPECT_GT(unparsed, 500);
+}
+
+}  // namespace
+}  // namespace engram
