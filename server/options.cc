@@ -18,6 +18,9 @@ constexpr int64_t kGiB = int64_t{1} << 30;
 // The largest message gRPC can carry: its length is an int32, and the envelope comes on top.
 constexpr int64_t kMostMessageBytes = (int64_t{1} << 31) - 1 - kEnvelopeBytes;
 
+// A number of bytes, with or without a unit: 1048576, 1MiB.
+CLI::Validator SizeInBytes() { return CLI::AsSizeValue(false).description(""); }
+
 int UsableCores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -38,14 +41,16 @@ void Declare(CLI::App& app, ServerOptions& o) {
   const std::string model = "Model and compute";
   Flag(app, "--model", o.model, "The model file: a .gguf, or shard 1 of a split", model)->type_name("PATH");
   app.add_option("--residency", o.residency, "Tables in anonymous memory (ram) or as pages of the file (mmap)")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, Residency>{{"ram", Residency::kRam}, {"mmap", Residency::kMmap}}, CLI::ignore_case))
+      ->transform(
+          CLI::CheckedTransformer(
+              std::map<std::string, Residency>{{"ram", Residency::kRam}, {"mmap", Residency::kMmap}}, CLI::ignore_case)
+              .description(""))
       ->envname("ENGRAM_RESIDENCY")
       ->group(model)
       ->type_name("ram|mmap")
       ->default_str("ram");
   Flag(app, "--backend", o.backend, "Where steps are computed; this build has cpu", model)
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
       ->type_name("auto|cpu|cuda");
   Flag(app, "--threads", o.threads, "Compute threads; default: the cores this process may run on", model)
       ->check(CLI::Range(1, 1024))
@@ -64,7 +69,7 @@ void Declare(CLI::App& app, ServerOptions& o) {
       ->envname("ENGRAM_INSECURE")
       ->group(net);
   Flag(app, "--max-message-bytes", o.max_message_bytes, "Payload of one request or reply", net)
-      ->transform(CLI::AsSizeValue(false))
+      ->transform(SizeInBytes())
       ->check(CLI::Range(int64_t{4096}, kMostMessageBytes))
       ->type_name("BYTES");
 
@@ -73,7 +78,7 @@ void Declare(CLI::App& app, ServerOptions& o) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->type_name("TOKENS");
   Flag(app, "--max-queue-bytes", o.max_queue_bytes, "Payload bytes admitted and not yet answered", queue)
-      ->transform(CLI::AsSizeValue(false))
+      ->transform(SizeInBytes())
       ->check(CLI::Range(kMiB, int64_t{1} << 42))
       ->type_name("BYTES");
 
@@ -82,7 +87,7 @@ void Declare(CLI::App& app, ServerOptions& o) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 31))
       ->type_name("SECONDS");
   Flag(app, "--session-memory-bytes", o.session_memory_bytes, "Of all sessions; least recently used go first", sessions)
-      ->transform(CLI::AsSizeValue(false))
+      ->transform(SizeInBytes())
       ->check(CLI::Range(kMiB, 1024 * kGiB))
       ->type_name("BYTES");
   Flag(app, "--session-window", o.session_window, "Positions a session keeps; a deeper rewind needs look-back",
@@ -138,7 +143,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
       "\nExample:\n"
       "  engram-server --model v41-00001-of-00004.gguf --listen 127.0.0.1:8001 --listen unix:/run/engram.sock\n"
       "Prints one line per listener and then \"ready\" on stdout; logs go to stderr. SIGTERM drains and exits 0;\n"
-      "a setting or a model that cannot be used is one line on stderr and exit 2.");
+      "a setting or a model that cannot be used is one line on stderr and exit 2.\n");
   app.set_version_flag("--version", absl::StrCat("engram-server ", ENGRAM_VERSION));
   Declare(app, line.options);
   try {

@@ -22,8 +22,7 @@ const prometheus::Histogram::BucketBoundaries kSecondsBuckets = {
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10};
 const prometheus::Histogram::BucketBoundaries kTokensBuckets = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
 
-constexpr std::array<absl::string_view, 7> kStageNames = {"decode",  "queue", "hash",  "gather",
-                                                          "project", "gate",  "encode"};
+constexpr std::array<absl::string_view, 6> kStageNames = {"decode", "queue", "hash", "gather", "project", "gate"};
 
 }  // namespace
 
@@ -48,10 +47,11 @@ struct Metrics::Series {
                                                           .Name("engram_rejected_total")
                                                           .Help("Calls refused, by the reason of their first offender.")
                                                           .Register(*registry);
-  prometheus::Family<prometheus::Histogram>& stage = BuildHistogram()
-                                                         .Name("engram_stage_duration_seconds")
-                                                         .Help("Time of a stage: per call, or per batch and layer.")
-                                                         .Register(*registry);
+  prometheus::Family<prometheus::Histogram>& stage =
+      BuildHistogram()
+          .Name("engram_stage_duration_seconds")
+          .Help("Time of a stage: decode and queue per call, the others per batch.")
+          .Register(*registry);
   std::array<prometheus::Histogram*, kStageNames.size()> stages{};
   prometheus::Histogram& batch_tokens = BuildHistogram()
                                             .Name("engram_batch_tokens")

@@ -15,7 +15,7 @@ class Registry;
 
 namespace engram {
 
-enum class Stage { kDecode, kQueue, kHash, kGather, kProject, kGate, kEncode };
+enum class Stage { kDecode, kQueue, kHash, kGather, kProject, kGate };
 
 class Metrics {
  public:
