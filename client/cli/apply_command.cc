@@ -172,6 +172,9 @@ absl::Status Apply(Client& client, const ConnectionFlags& connection, const Appl
 
   ApplyCall call;
   call.form = flags.form == "kv" ? Form::kKv : Form::kHighway;
+  if (call.form == Form::kKv && !flags.highway_file.empty()) {
+    return absl::InvalidArgumentError("--highway is given, but --form kv sends no highway");
+  }
   call.dtype = flags.dtype == "bf16" ? HighwayDtype::kBf16 : HighwayDtype::kF32;
   call.timeout = absl::Seconds(connection.timeout_secs);
   call.sequences = {SequenceRun{.start_pos = flags.start_pos,

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
