@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
+#include "server/observe/log.h"
 #include "server/options.h"
 #include "server/server.h"
 
@@ -40,7 +41,10 @@ class StopSignal {
   void Watch() {
     int signal = 0;
     sigwait(&signals_, &signal);
-    if (!served_.load()) std::_Exit(0);
+    if (!served_.load()) {
+      engram::Log(engram::LogLevel::kInfo, "stopped while loading");
+      std::_Exit(0);
+    }
     stopped_.Notify();
     sigwait(&signals_, &signal);
     std::_Exit(1);
@@ -67,6 +71,8 @@ int main(int argc, char** argv) {
   sigaddset(&stop, SIGINT);
   pthread_sigmask(SIG_BLOCK, &stop, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  // gRPC's own lines on stderr say nothing to an operator that ours do not; GRPC_VERBOSITY brings them back.
+  ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
 
   static StopSignal stop_signal(stop);  // its thread may outlive main's frame
 

@@ -20,6 +20,8 @@ StepShape ShapeOf(const EngramModel& model) {
   return {g.max_ngram, g.highway_values(), g.outputs()};
 }
 
+std::string AtMost(int64_t bound) { return absl::StrCat("<= ", bound); }
+
 // Adds the refusals of one request; a method per part of the message.
 class ApplyDecoder {
  public:
@@ -51,8 +53,13 @@ class ApplyDecoder {
                        std::equal(key.begin(), key.end(), digest.begin(),
                                   [](char a, uint8_t b) { return static_cast<uint8_t>(a) == b; });
     if (right) return;
+    if (key.size() < 16 || key.size() > digest.size()) {
+      Add(Reason::kDigestMismatch, "model_key", absl::StrCat(key.size(), " bytes"), "16 to 32 bytes",
+          absl::StrCat("a model_key is the first 16 to 32 bytes of a config_digest, this one has ", key.size()));
+      return;
+    }
     const std::string served = DigestHex(digest);
-    Add(Reason::kDigestMismatch, "model_key", absl::BytesToHexString(key.substr(0, 32)), served,
+    Add(Reason::kDigestMismatch, "model_key", absl::BytesToHexString(key), served,
         absl::StrCat("the model served here has config_digest ", served));
   }
 
@@ -95,7 +102,7 @@ class ApplyDecoder {
       masked |= !sequence.token_mask().empty();
     }
     if (call_.tokens > limits_.max_call_tokens) {
-      Add(Reason::kTooManyTokens, "sequences", call_.tokens, limits_.max_call_tokens,
+      Add(Reason::kTooManyTokens, "sequences", call_.tokens, AtMost(limits_.max_call_tokens),
           absl::StrCat("a call may have ", limits_.max_call_tokens, " tokens, this one has ", call_.tokens));
       return false;
     }
@@ -122,7 +129,7 @@ class ApplyDecoder {
 
   void Session(const std::string& path, const std::string& session) {
     if (session.size() > static_cast<size_t>(limits_.max_session_bytes)) {
-      Add(Reason::kSessionLength, absl::StrCat(path, ".session"), session.size(), limits_.max_session_bytes,
+      Add(Reason::kSessionLength, absl::StrCat(path, ".session"), session.size(), AtMost(limits_.max_session_bytes),
           absl::StrCat("a session's name has 1 to ", limits_.max_session_bytes, " bytes, this one has ",
                        session.size()));
     }
@@ -138,7 +145,7 @@ class ApplyDecoder {
       Add(Reason::kPositionGap, field, start_pos, ">= 0",
           absl::StrCat("position ", start_pos, " lies before the sequence's start, 0"));
     } else if (start_pos > limits_.position_limit - tokens) {
-      Add(Reason::kPositionLimit, field, start_pos, limits_.position_limit - tokens,
+      Add(Reason::kPositionLimit, field, start_pos, AtMost(limits_.position_limit - tokens),
           absl::StrCat(tokens, " tokens from position ", start_pos, " pass the position limit of ",
                        limits_.position_limit));
     }
@@ -247,7 +254,7 @@ class ApplyDecoder {
                         OutBytes(ShapeOf(model_), call_.form, call_.highway_type);
     for (const auto& [what, bytes] : {std::pair{"request", call_.request_bytes}, {"reply", call_.reply_bytes}}) {
       if (bytes <= limits_.max_message_bytes) continue;
-      Add(Reason::kMessageBytes, "layers", bytes, limits_.max_message_bytes,
+      Add(Reason::kMessageBytes, "layers", bytes, AtMost(limits_.max_message_bytes),
           absl::StrCat("the ", what, " would have ", bytes, " bytes, a message may have ", limits_.max_message_bytes,
                        ": send fewer tokens or layers a call"));
     }

@@ -21,6 +21,7 @@ namespace engram::e2e {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kTiny = std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf";
 
@@ -101,7 +102,13 @@ TEST(LifeCycleTest, TheStandardHealthServiceSaysServing) {
   Rpc rpc((*server)->unix_address());
   ASSERT_GT(rpc.Model().layers_size(), 0);
   // HealthCheckResponse{status: SERVING}: field 1, varint 1.
-  EXPECT_EQ(RawCall(rpc.channel(), "/grpc.health.v1.Health/Check", ""), std::string("\x08\x01", 2));
+  const std::string serving("\x08\x01", 2);
+  EXPECT_EQ(RawCall(rpc.channel(), "/grpc.health.v1.Health/Check", ""), serving);
+  // HealthCheckRequest{service}: field 1, 23 bytes.
+  EXPECT_EQ(RawCall(rpc.channel(), "/grpc.health.v1.Health/Check",
+                    "\x0a\x17"
+                    "engram.v1.EngramService"),
+            serving);
 }
 
 TEST(LifeCycleTest, ReflectionListsTheService) {
@@ -181,6 +188,10 @@ TEST(StartTest, WhatCannotBeUsedIsOneLineAndExitCode2) {
   std::ofstream(dir.path() + "/lone-00001-of-00002.gguf", std::ios::binary)
       << std::ifstream(std::string(ENGRAM_TEST_DATA) + "/split/split-00001-of-00002.gguf", std::ios::binary).rdbuf();
 
+  ASSERT_EQ(RunToEnd({ENGRAM_MODEL, "synth", "--preset", "tiny", "--dim", "2048", "--out", dir.path() + "/wide.gguf"})
+                .exit_code,
+            0);
+
   const std::vector<Refused> cases = {
       {"missing", {"--model", "missing.gguf"}, "missing.gguf"},
       {"empty", {"--model", dir.path() + "/empty.gguf"}, "empty.gguf"},
@@ -200,7 +211,17 @@ TEST(StartTest, WhatCannotBeUsedIsOneLineAndExitCode2) {
       {"long socket", {"--model", kTiny, "--listen", "unix:/" + std::string(200, 'x')}, "at most 107"},
       {"no such folder",
        {"--model", kTiny, "--http-listen", "off", "--listen", "unix:/no/such/folder/s"},
-       "cannot listen"},
+       "No such file or directory"},
+      {"a file there",
+       {"--model", kTiny, "--http-listen", "off", "--listen", "unix:" + dir.path() + "/noise.gguf"},
+       "no socket"},
+      {"given twice",
+       {"--model", kTiny, "--http-listen", "off", "--listen", "unix:/tmp/x,unix:/tmp/x"},
+       "more than once"},
+      {"message too small",
+       {"--model", dir.path() + "/wide.gguf", "--http-listen", "off", "--listen", "127.0.0.1:0", "--max-message-bytes",
+        "4096"},
+       "one token of this model takes up to"},
   };
   for (const Refused& c : cases) {
     std::vector<std::string> command = {ENGRAM_SERVER};
@@ -209,7 +230,8 @@ TEST(StartTest, WhatCannotBeUsedIsOneLineAndExitCode2) {
     EXPECT_EQ(finished.exit_code, 2) << c.name << ": " << finished.err;
     EXPECT_THAT(finished.err, HasSubstr(c.says)) << c.name;
     EXPECT_EQ(finished.out, "") << c.name;
-    // The last line is the refusal; the log may stand before it.
+    // The last line is the refusal; the server's log may stand before it, gRPC's may not.
+    EXPECT_THAT(finished.err, Not(HasSubstr("chttp2"))) << c.name;
     const std::string last = finished.err.substr(0, finished.err.size() - 1);
     EXPECT_EQ(last.substr(last.rfind('\n') + 1).rfind("engram-server: ", 0), 0) << c.name << ": " << finished.err;
   }
