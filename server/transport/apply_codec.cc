@@ -197,8 +197,7 @@ class ApplyDecoder {
     for (int j = 0; j < before; ++j) {
       const int32_t token = sequence.lookback_token_ids(j);
       if (token == kernels::kDead) continue;
-      const int64_t position = sequence.start_pos() - 1 - j;
-      if (position < 0) {
+      if (sequence.start_pos() <= j) {  // position start_pos - 1 - j, which start_pos = INT64_MIN would wrap
         Add(Reason::kTokenOutOfRange, absl::StrCat(list, "[", j, "]"), token, -1,
             absl::StrCat("token id ", token, " stands before the sequence's start: send -1 there"));
         continue;

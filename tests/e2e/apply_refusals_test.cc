@@ -153,6 +153,11 @@ TEST_F(ApplyRefusalsTest, LookbackBeforeTheStartIsMinusOne) {
                 "sequences[0].lookback_token_ids[1]", "7", "-1");
 }
 
+TEST_F(ApplyRefusalsTest, TheLeastPositionDoesNotWrap) {
+  ExpectRefused(Good({{"", INT64_MIN, {1}, {}, {4, 7, -1}}}), grpc::StatusCode::FAILED_PRECONDITION, "POSITION_GAP",
+                "sequences[0].start_pos", "-9223372036854775808", ">= 0");
+}
+
 TEST_F(ApplyRefusalsTest, DuplicateSession) {
   ExpectRefused(Good({{"twin", 0, {1}, {}, {}}, {"twin", 0, {2}, {}, {}}}), kInvalid, "DUPLICATE_SESSION",
                 "sequences[1].session", "4 bytes", "each session once");
