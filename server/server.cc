@@ -21,6 +21,11 @@
 namespace engram {
 namespace {
 
+// How long a draining server goes on refusing calls by name before it closes connections: a few round trips.
+constexpr absl::Duration kRefusing = absl::Seconds(1);
+// Streams that are nobody's call (health watches, reflection) end after it.
+constexpr absl::Duration kLastWords = absl::Milliseconds(200);
+
 uint64_t RandomEpoch() {
   std::random_device random;
   uint64_t epoch = 0;
@@ -120,8 +125,13 @@ class RunningServer final : public Server {
     listeners_->SetServing(false);
     service_.AnnounceDrain();
     absl::SleepFor(absl::Seconds(options_.drain_delay_secs));
+    // From here on calls are refused with DRAINING, which sends clients elsewhere. gRPC's own shutdown answers calls
+    // that cross it with a bare CANCELLED, so it comes last: when nothing is in flight, and a little later.
     budget_.Close();
-    listeners_->Shutdown(absl::Seconds(options_.drain_timeout_secs));
+    const absl::Time end = absl::Now() + absl::Seconds(options_.drain_timeout_secs);
+    while (service_.in_flight() > 0 && absl::Now() < end) absl::SleepFor(absl::Milliseconds(5));
+    absl::SleepFor(std::min(kRefusing, absl::Seconds(options_.drain_delay_secs)));
+    listeners_->Shutdown(kLastWords);
     Log(LogLevel::kInfo, "drained");
   }
 

@@ -20,6 +20,10 @@ Permit::~Permit() {
   if (budget_ != nullptr) budget_->GiveBack(cost_);
 }
 
+void Permit::GiveBackTokens() {
+  if (budget_ != nullptr) budget_->GiveBack({.tokens = std::exchange(cost_.tokens, 0), .bytes = 0});
+}
+
 absl::StatusOr<Permit> Budget::Admit(const Cost& cost) {
   if (cost.tokens > options_.max_tokens) {
     return Refuse({Reason::kTooManyTokens, "sequences", absl::StrCat(cost.tokens),

@@ -32,9 +32,9 @@ void SessionTable::History::Reset(int64_t base) {
 
 void SessionTable::History::Truncate(int64_t length) { ids_.resize(static_cast<size_t>(skipped_ + length - base_)); }
 
-void SessionTable::History::Append(absl::Span<const int32_t> ids, int64_t window) {
+void SessionTable::History::Append(absl::Span<const int32_t> ids, int64_t window, int64_t first_kept) {
   ids_.insert(ids_.end(), ids.begin(), ids.end());
-  const int64_t surplus = size() - window;
+  const int64_t surplus = std::min(size() - window, first_kept - base_);
   if (surplus <= 0) return;
   base_ += surplus;
   skipped_ += surplus;
@@ -146,13 +146,13 @@ void SessionTable::Write(const std::string& key, const SequenceClaim& claim, abs
     for (size_t i = 0; same && i < told.size(); ++i) same = history.at(first + static_cast<int64_t>(i)) == told[i];
     if (!same) {
       history.Reset(first);
-      history.Append(told, options_.window);
+      history.Append(told, options_.window, first);
     }
   } else if (claim.start_pos == 0) {
     history.Reset(0);
   }
   history.Truncate(claim.start_pos);
-  history.Append(claim.ids, options_.window);
+  history.Append(claim.ids, options_.window, first);  // from `first` on: the call may have to be repeated
 
   session.last_used = now;
   const int64_t bytes = kSessionOverheadBytes + 2 * static_cast<int64_t>(key.size()) + history.bytes();

@@ -77,7 +77,8 @@ class SessionTable {
 
     void Reset(int64_t base);
     void Truncate(int64_t length);
-    void Append(absl::Span<const int32_t> ids, int64_t window);
+    // Keeps the last `window` positions, and more where `first_kept` lies before them.
+    void Append(absl::Span<const int32_t> ids, int64_t window, int64_t first_kept);
 
    private:
     int64_t base_ = 0;

@@ -96,6 +96,18 @@ class ApplyDecoder {
     if (request_.sequences().empty()) {
       Add(Reason::kEmptyCall, "sequences", 0, ">= 1", "a call needs at least one sequence");
     }
+    if (request_.sequences_size() > limits_.max_call_tokens) {  // each has at least one token, or is refused anyway
+      Add(Reason::kTooManyTokens, "sequences", request_.sequences_size(), AtMost(limits_.max_call_tokens),
+          absl::StrCat("a call may have ", limits_.max_call_tokens, " tokens, this one has ", request_.sequences_size(),
+                       " sequences"));
+      return false;
+    }
+    const auto layers = static_cast<int>(model_.layers().size());
+    if (request_.layers_size() > layers) {
+      Add(Reason::kLayerUnknown, "layers", request_.layers_size(), AtMost(layers),
+          absl::StrCat("the model has ", layers, " engram layers, the call names ", request_.layers_size()));
+      return false;
+    }
     bool masked = false;
     for (const v1::Sequence& sequence : request_.sequences()) {
       call_.tokens += sequence.token_ids_size();
@@ -220,8 +232,7 @@ class ApplyDecoder {
       });
       const auto index = static_cast<size_t>(found - layers.begin());
       if (found == layers.end()) {
-        const std::string served = absl::StrJoin(
-            layers, ", ", [](std::string* out, const EngramLayer& layer) { absl::StrAppend(out, layer.layer_id); });
+        const std::string served = LayersServed();
         Add(Reason::kLayerUnknown, absl::StrCat(path, ".layer_id"), input.layer_id(), served,
             absl::StrCat("layer ", input.layer_id(), " is no engram layer of this model; those are ", served));
       } else if (named[index]) {
@@ -233,6 +244,17 @@ class ApplyDecoder {
       }
       Highway(absl::StrCat(path, ".highway"), input.highway());
     }
+  }
+
+  // The ids, or the first of very many: errors must fit a trailer.
+  std::string LayersServed() const {
+    constexpr size_t kMost = 16;
+    const absl::Span<const EngramLayer> layers = model_.layers();
+    std::string served = absl::StrJoin(layers.subspan(0, kMost), ", ", [](std::string* out, const EngramLayer& layer) {
+      absl::StrAppend(out, layer.layer_id);
+    });
+    if (layers.size() > kMost) absl::StrAppend(&served, ", ... (", layers.size(), " layers)");
+    return served;
   }
 
   void Highway(const std::string& field, const std::string& highway) {

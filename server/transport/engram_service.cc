@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "server/transport/unary_call.h"
 
 namespace engram {
 namespace {
@@ -19,7 +18,7 @@ EngramService::EngramService(Core core)
 grpc::ServerUnaryReactor* EngramService::GetModel(grpc::CallbackServerContext* context,
                                                   const v1::GetModelRequest* request, v1::GetModelResponse* response) {
   auto* call =
-      new UnaryCall("GetModel", *context, static_cast<int64_t>(request->ByteSizeLong()), core_.metrics, draining_);
+      new UnaryCall("GetModel", *context, static_cast<int64_t>(request->ByteSizeLong()), core_.metrics, state_);
   *response = description_;
   call->End(absl::OkStatus(), static_cast<int64_t>(response->ByteSizeLong()));
   return call;
@@ -27,8 +26,7 @@ grpc::ServerUnaryReactor* EngramService::GetModel(grpc::CallbackServerContext* c
 
 grpc::ServerUnaryReactor* EngramService::Apply(grpc::CallbackServerContext* context, const v1::ApplyRequest* request,
                                                v1::ApplyResponse* response) {
-  auto* call =
-      new UnaryCall("Apply", *context, static_cast<int64_t>(request->ByteSizeLong()), core_.metrics, draining_);
+  auto* call = new UnaryCall("Apply", *context, static_cast<int64_t>(request->ByteSizeLong()), core_.metrics, state_);
   absl::StatusOr<ApplyCall> apply = DecodeApply(*request, *core_.model, core_.limits);
   if (!apply.ok()) {
     call->End(apply.status(), 0);

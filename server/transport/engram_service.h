@@ -14,6 +14,7 @@
 #include "server/session/session_table.h"
 #include "server/transport/apply_codec.h"
 #include "server/transport/describe_model.h"
+#include "server/transport/unary_call.h"
 
 namespace engram {
 
@@ -38,12 +39,14 @@ class EngramService final : public v1::EngramService::CallbackService {
                                   v1::ApplyResponse* response) override;
 
   // Replies carry the trailer `engram-draining` from now on.
-  void AnnounceDrain() { draining_ = true; }
+  void AnnounceDrain() { state_.draining = true; }
+  // Calls that gRPC is not yet done with.
+  int64_t in_flight() const { return state_.in_flight; }
 
  private:
   const Core core_;
   const v1::GetModelResponse description_;
-  std::atomic<bool> draining_{false};
+  CallState state_;
 };
 
 }  // namespace engram

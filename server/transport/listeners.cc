@@ -1,5 +1,6 @@
 #include "server/transport/listeners.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <netdb.h>
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 
 #include "absl/strings/match.h"
@@ -91,6 +93,13 @@ absl::Status CheckTcpFree(const std::string& address) {
   return absl::OkStatus();
 }
 
+// One spelling per address: "unix:/run//s" is "unix:/run/s".
+std::string Normal(const std::string& address) {
+  absl::string_view path = address;
+  if (!absl::ConsumePrefix(&path, kUnix)) return address;
+  return std::filesystem::path(std::string(path)).lexically_normal().string();
+}
+
 int ClampToInt(int64_t n) { return static_cast<int>(std::min<int64_t>(n, std::numeric_limits<int>::max())); }
 
 }  // namespace
@@ -112,7 +121,10 @@ absl::Status CheckAddress(const std::string& address, bool insecure) {
     return BadAddress(address, "no host and port between 0 and 65535");
   }
   const absl::string_view host = rest.substr(0, colon);
-  const bool loopback = host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
+  in_addr ipv4{};
+  const bool is_ipv4 = ::inet_pton(AF_INET, std::string(host).c_str(), &ipv4) == 1;  // a name may begin with 127. too
+  const bool loopback =
+      host == "localhost" || host == "[::1]" || (is_ipv4 && (ntohl(ipv4.s_addr) >> 24) == IN_LOOPBACKNET);
   if (!loopback && !insecure) {
     return absl::InvalidArgumentError(absl::StrCat("--listen ", address, ": ", host,
                                                    " is not loopback and this server speaks plaintext: bind loopback "
@@ -125,7 +137,8 @@ absl::Status CheckFree(const std::vector<std::string>& addresses) {
   for (size_t i = 0; i < addresses.size(); ++i) {
     const std::string& address = addresses[i];
     const bool any_port = absl::EndsWith(address, ":0");
-    if (!any_port && std::count(addresses.begin(), addresses.end(), address) > 1) {
+    const auto same = [&](const std::string& other) { return Normal(other) == Normal(address); };
+    if (!any_port && std::count_if(addresses.begin(), addresses.end(), same) > 1) {
       return absl::InvalidArgumentError(absl::StrCat("--listen ", address, ": given more than once"));
     }
     absl::string_view path = address;

@@ -129,6 +129,16 @@ TEST_F(ApplyRefusalsTest, LayerUnknown) {
   ExpectRefused(request, kInvalid, "LAYER_UNKNOWN", "layers[0].layer_id", "2", "1, 14");
 }
 
+// Millions of empty messages fit few bytes: they must not be walked one by one.
+TEST_F(ApplyRefusalsTest, SwarmsOfEmptySequencesAndLayersAreRefusedByTheirNumber) {
+  v1::ApplyRequest request = Good({{"", 0, {1}, {}, {}}});
+  for (int i = 0; i < 257; ++i) request.add_sequences();
+  ExpectRefused(request, grpc::StatusCode::RESOURCE_EXHAUSTED, "TOO_MANY_TOKENS", "sequences", "258", "<= 256");
+  request = Good({{"", 0, {1}, {}, {}}});
+  for (int i = 0; i < 100'000; ++i) request.add_layers();
+  ExpectRefused(request, kInvalid, "LAYER_UNKNOWN", "layers", "100001", "<= 2");
+}
+
 TEST_F(ApplyRefusalsTest, ALayerTwiceIsRefused) {
   v1::ApplyRequest request = Good({{"", 0, {1}, {}, {}}});
   *request.add_layers() = request.layers(0);

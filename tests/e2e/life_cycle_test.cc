@@ -58,6 +58,34 @@ TEST(LifeCycleTest, ACallInFlightWhenSigtermComesIsAnswered) {
   EXPECT_EQ((*server)->Stop(0), 0);
 }
 
+// gRPC's own shutdown would answer calls that cross it with CANCELLED, which tells a client nothing.
+TEST(LifeCycleTest, CallsThatMeetTheEndOfADrainAreRefusedWithDraining) {
+  auto server = ServerProcess::Start(kTiny, {"--drain-delay-secs", "1"});
+  ASSERT_TRUE(server.ok()) << server.status();
+  v1::ApplyRequest request;
+  request.set_form(v1::FORM_KV);
+  AddSequence(request, {"", 0, {1, 2, 3}, {}, {}});
+  request.add_layers()->set_layer_id(1);
+  std::vector<std::future<Answer>> clients;
+  for (int i = 0; i < 16; ++i) {
+    clients.push_back(std::async(std::launch::async, [&] {
+      Rpc rpc((*server)->tcp_address());
+      for (;;) {
+        Answer answer = rpc.Apply(request, 10'000);
+        if (!answer.status.ok()) return answer;
+      }
+    }));
+  }
+  ::usleep(200'000);
+  ::kill((*server)->pid(), SIGTERM);
+  for (std::future<Answer>& client : clients) {
+    const Answer end = client.get();
+    EXPECT_EQ(end.status.error_code(), grpc::StatusCode::UNAVAILABLE) << end.status.error_message();
+    EXPECT_EQ(end.error.reason(), "DRAINING");
+  }
+  EXPECT_EQ((*server)->Stop(0), 0);
+}
+
 TEST(LifeCycleTest, DrainingRepliesSaySoInATrailerAndHealthSaysNotServing) {
   auto server = ServerProcess::Start(kTiny, {"--drain-delay-secs", "2"});
   ASSERT_TRUE(server.ok()) << server.status();

@@ -59,7 +59,10 @@ class PlainModel {
     if (!agrees || (claim.start_pos == 0 && !known.contains(0))) known = past;
     known.erase(known.lower_bound(claim.start_pos), known.end());
     for (size_t i = 0; i < claim.ids.size(); ++i) known[claim.start_pos + static_cast<int64_t>(i)] = claim.ids[i];
-    while (static_cast<int64_t>(known.size()) > window_) known.erase(known.begin());
+    // The window, and what a repetition of this call needs.
+    while (static_cast<int64_t>(known.size()) > window_ && known.begin()->first < claim.start_pos - before_) {
+      known.erase(known.begin());
+    }
     return outcome;
   }
 
