@@ -40,7 +40,7 @@ std::string SessionTable::KeyOf(absl::string_view principal, absl::string_view s
 }
 
 SessionStats SessionTable::stats() const {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   SessionStats stats = stats_;
   stats.sessions = static_cast<int64_t>(sessions_.size());
   stats.bytes = bytes_;
@@ -49,7 +49,7 @@ SessionStats SessionTable::stats() const {
 
 absl::StatusOr<CommitResult> SessionTable::Commit(absl::string_view principal, absl::Span<const SequenceClaim> claims,
                                                   bool partial_ok) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   now_ = std::max(now_, options_.clock());
 
   CommitResult result;
@@ -62,7 +62,7 @@ absl::StatusOr<CommitResult> SessionTable::Commit(absl::string_view principal, a
   result.windows.reserve(window_ids);
   for (size_t i = 0; i < claims.size(); ++i) {
     Plan& plan = plans.emplace_back(MakePlan(principal, claims[i]));
-    std::optional<Offender> offender = Check(claims[i], i, plan);
+    std::optional<Offender> offender = Check(claims[i], claims[i].index.value_or(i), plan);
     if (!offender.has_value()) {
       AppendWindow(claims[i], plan, result.windows);
       continue;
@@ -105,7 +105,7 @@ absl::StatusOr<CommitResult> SessionTable::Commit(absl::string_view principal, a
 }
 
 std::vector<std::string> SessionTable::Close(absl::string_view principal, absl::Span<const std::string> sessions) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::string> closed;
   for (const std::string& session : sessions) {
     ++stats_.visits;

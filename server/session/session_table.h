@@ -10,9 +10,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,7 +25,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/refusal/refusal.h"
@@ -55,6 +56,7 @@ struct SequenceClaim {
   std::vector<int32_t> lookback{};  // [N-1], oldest first; empty: not given. kDead agrees with masked and with unmapped
   std::optional<uint64_t> step{};   // of the client's own counting
   std::string fork_from{};          // the parent's session; empty: none. Not heeded with look-back or without a session
+  std::optional<size_t> index{};    // in the call, as refusals name it; not given: its place among the claims
 };
 
 // Positions >= `from` of a session are no longer what they were before the call.
@@ -150,7 +152,8 @@ class SessionTable {
   bool Expired(const Session& session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const SessionOptions options_;
-  mutable absl::Mutex mutex_;
+  // Not absl::Mutex: ThreadSanitizer sees nothing of the one in an uninstrumented library.
+  mutable std::mutex mutex_;
   absl::Time now_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // of the last call; never runs back
   Lru lru_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<absl::string_view, Lru::iterator> sessions_ ABSL_GUARDED_BY(mutex_);  // keys live in lru_

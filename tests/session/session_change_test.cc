@@ -283,6 +283,14 @@ TEST_F(SessionTableTest, AForkIsServedThoughItsParentsOwnSequenceIsRefused) {
   EXPECT_THAT(result->windows, ElementsAre(kDead, kDead, kDead, kDead, 1, 2, 3, 4));
 }
 
+TEST_F(SessionTableTest, ARefusalNamesTheIndexThatTheClaimBringsAlong) {
+  SequenceClaim lost{"lost", 7, {1}};
+  lost.index = 5;
+  const absl::StatusOr<CommitResult> result = Call({{"good", 0, {1}}, lost}, true);
+  EXPECT_EQ(DetailOf(result->refused.at(1)).offenders.at(0).field, "sequences[5].start_pos");
+  EXPECT_EQ(DetailOf(Call({lost}).status()).offenders.at(0).field, "sequences[5].start_pos");
+}
+
 // --- closing
 
 TEST_F(SessionTableTest, CloseForgetsWhatIsKnownAndNamesIt) {
