@@ -222,7 +222,7 @@ class Walk {
     options.max_ngram = static_cast<int>(Draw(2, 8));
     options.window = Draw(options.max_ngram, 40);
     options.ttl = absl::Seconds(30);
-    options.memory_bytes = Draw(0, 1) == 0 ? 1 << 20 : Draw(1000, 4000);
+    options.memory_bytes = Draw(0, 1) == 0 ? 1 << 20 : Draw(300, 3000);
     options.clock = [this] { return now_; };
     return options;
   }
