@@ -5,6 +5,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/refusal.h"
 
 namespace engram::client {
 namespace {
@@ -18,40 +20,51 @@ int64_t TokensOf(const ApplyCall& call) {
   return tokens;
 }
 
-absl::Status Prefixed(const absl::Status& status, absl::string_view prefix) {
-  return absl::Status(status.code(), absl::StrCat(prefix, status.message()));
-}
-
-absl::Status CheckSequence(const ModelInfo& model, const SequenceRun& run) {
+absl::Status CheckSequence(const ModelInfo& model, const SequenceRun& run, const std::string& path) {
   const auto length = static_cast<int64_t>(run.token_ids.size());
-  if (length == 0) return absl::InvalidArgumentError("token_ids is empty, expected at least one token");
-  if (run.start_pos < 0 || run.start_pos > model.limits.position_limit - length) {
-    return absl::OutOfRangeError(absl::StrCat("start_pos ", run.start_pos, " with ", length,
-                                              " tokens: positions are [0, ", model.limits.position_limit, ")"));
+  const int64_t limit = model.limits.position_limit;
+  if (length == 0) {
+    return Refuse(Reason::kEmptyCall, absl::StrCat(path, "token_ids"), "0", ">= 1",
+                  "a sequence needs at least one token");
+  }
+  if (run.start_pos < 0) {
+    return Refuse(Reason::kPositionGap, absl::StrCat(path, "start_pos"), absl::StrCat(run.start_pos), ">= 0",
+                  absl::StrCat("position ", run.start_pos, " lies before the sequence's start, 0"));
+  }
+  if (run.start_pos > limit - length) {
+    return Refuse(Reason::kPositionLimit, absl::StrCat(path, "start_pos"), absl::StrCat(run.start_pos),
+                  absl::StrCat("<= ", limit - length),
+                  absl::StrCat(length, " tokens from position ", run.start_pos, " pass the position limit of ", limit));
   }
   if (!run.token_mask.empty() && run.token_mask.size() != run.token_ids.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("token_mask has ", run.token_mask.size(), " bytes, expected one per token: ", length));
+    return Refuse(Reason::kTokenMaskLength, absl::StrCat(path, "token_mask"), absl::StrCat(run.token_mask.size()),
+                  absl::StrCat(length),
+                  absl::StrCat("token_mask has ", run.token_mask.size(), " bytes for ", length, " tokens"));
   }
   if (static_cast<int64_t>(run.session.size()) > model.limits.max_session_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("session has ", run.session.size(), " bytes, at most ",
-                                                   model.limits.max_session_bytes, " are allowed"));
+    return Refuse(Reason::kSessionLength, absl::StrCat(path, "session"), absl::StrCat(run.session.size()),
+                  absl::StrCat("<= ", model.limits.max_session_bytes),
+                  absl::StrCat("a session's name has at most ", model.limits.max_session_bytes, " bytes, this one has ",
+                               run.session.size()));
   }
   if (run.history == nullptr) {
     if (!run.lookback.empty() && static_cast<int64_t>(run.lookback.size()) != model.lookback_length()) {
-      return absl::InvalidArgumentError(absl::StrCat("lookback has ", run.lookback.size(), " ids, expected N-1 = ",
-                                                     model.lookback_length(), ", newest first, -1 = dead"));
+      return Refuse(Reason::kLookbackLength, absl::StrCat(path, "lookback_token_ids"),
+                    absl::StrCat(run.lookback.size()), absl::StrCat(model.lookback_length()),
+                    absl::StrCat("look-back has exactly ", model.lookback_length(),
+                                 " ids, newest first (-1 = masked or before the start), got ", run.lookback.size()));
     }
     return absl::OkStatus();
   }
   if (!run.lookback.empty()) {
-    return absl::InvalidArgumentError("both a history and a lookback are given: the history makes the look-back");
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, "lookback: given besides a history, which makes the look-back"));
   }
   if (run.history->max_ngram() != model.max_ngram) {
-    return absl::InvalidArgumentError(absl::StrCat("the history was made for ", run.history->max_ngram(),
+    return absl::InvalidArgumentError(absl::StrCat(path, "history: made for ", run.history->max_ngram(),
                                                    "-grams, the model has ", model.max_ngram, "-grams"));
   }
-  return run.history->CheckWrite(run.start_pos, run.token_ids, run.token_mask);
+  return run.history->CheckWrite(run.start_pos, run.token_ids, run.token_mask, path);
 }
 
 // Two runs over one history would each be checked against a state that the other changes.
@@ -74,21 +87,28 @@ absl::Status CheckLayers(const ModelInfo& model, const ApplyCall& call, int64_t 
     const LayerRun& layer = call.layers[i];
     const std::string at = absl::StrCat("layers[", i, "]");
     if (!model.HasLayer(layer.layer_id)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(at, ".layer_id is ", layer.layer_id, ", not a layer of the model"));
+      const std::string served = absl::StrJoin(
+          model.layers, ", ", [](std::string* out, const ModelInfo::Layer& l) { absl::StrAppend(out, l.layer_id); });
+      return Refuse(Reason::kLayerUnknown, absl::StrCat(at, ".layer_id"), absl::StrCat(layer.layer_id), served,
+                    absl::StrCat("layer ", layer.layer_id, " is no engram layer of this model; those are ", served));
     }
     for (size_t j = 0; j < i; ++j) {
       if (call.layers[j].layer_id == layer.layer_id) {
-        return absl::InvalidArgumentError(absl::StrCat(at, ".layer_id ", layer.layer_id, " is also layers[", j, "]"));
+        return Refuse(Reason::kLayerUnknown, absl::StrCat(at, ".layer_id"), absl::StrCat(layer.layer_id),
+                      "each layer once", absl::StrCat("layer ", layer.layer_id, " is also layers[", j, "]"));
       }
     }
     if (static_cast<int64_t>(layer.highway.size()) != in_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          at, ".highway has ", layer.highway.size(), " bytes, expected ", in_bytes, " for ", tokens, " tokens, hc ",
-          model.hc, ", dim ", model.dim, ", form ", FormName(call.form), ", ", HighwayDtypeName(call.dtype)));
+      return Refuse(
+          Reason::kHighwaySize, absl::StrCat(at, ".highway"), absl::StrCat(layer.highway.size()),
+          absl::StrCat(in_bytes),
+          call.form == Form::kKv
+              ? absl::StrCat("form kv takes no highway, got ", layer.highway.size(), " bytes")
+              : absl::StrCat("a highway of [", tokens, ", ", model.hc, ", ", model.dim, "] ",
+                             HighwayDtypeName(call.dtype), " has ", in_bytes, " bytes, got ", layer.highway.size()));
     }
     if (static_cast<int64_t>(layer.out.size()) != out_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat(at, ".out has room for ", layer.out.size(), " bytes, expected ",
+      return absl::InvalidArgumentError(absl::StrCat(at, ".out: room for ", layer.out.size(), " bytes, expected ",
                                                      out_bytes, " for ", tokens, " tokens, form ",
                                                      FormName(call.form)));
     }
@@ -99,9 +119,9 @@ absl::Status CheckLayers(const ModelInfo& model, const ApplyCall& call, int64_t 
 // A server would refuse the same (MESSAGE_BYTES), but only after the bytes went over the network.
 absl::Status CheckMessageBytes(absl::string_view what, int64_t bytes, int64_t max_message_bytes) {
   if (bytes <= max_message_bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("the ", what, " would carry ", bytes,
-                                                   " bytes of tensors, the limit of one message is ", max_message_bytes,
-                                                   ": split the call"));
+  return Refuse(Reason::kMessageBytes, "layers", absl::StrCat(bytes), absl::StrCat("<= ", max_message_bytes),
+                absl::StrCat("the ", what, " would have ", bytes, " bytes of tensors, a message may have ",
+                             max_message_bytes, ": send fewer tokens or layers a call"));
 }
 
 void EncodeSequence(const SequenceRun& run, absl::Span<const int32_t> lookback, v1::Sequence* out) {
@@ -118,26 +138,40 @@ int64_t OutputBytes(const ModelInfo& model, Form form, HighwayDtype dtype, int64
   return tokens * (form == Form::kKv ? model.KvTokenBytes() : model.HighwayTokenBytes(dtype));
 }
 
+absl::Status CheckTokens(const ModelInfo& model, int64_t tokens) {
+  const int64_t limit = model.limits.max_call_tokens;
+  if (tokens <= limit) return absl::OkStatus();
+  return Refuse(Reason::kTooManyTokens, "sequences", absl::StrCat(tokens), absl::StrCat("<= ", limit),
+                absl::StrCat("a call may have ", limit, " tokens, this one has ", tokens));
+}
+
+absl::Status CheckTensors(const ModelInfo& model, int64_t max_message_bytes, Form form, HighwayDtype dtype,
+                          int64_t tokens, int64_t layers) {
+  const int64_t out_bytes = layers * OutputBytes(model, form, dtype, tokens);
+  const int64_t in_bytes = form == Form::kKv ? 0 : out_bytes;
+  if (absl::Status status = CheckMessageBytes("request", in_bytes, max_message_bytes); !status.ok()) return status;
+  return CheckMessageBytes("reply", out_bytes, max_message_bytes);
+}
+
 absl::StatusOr<v1::ApplyRequest> EncodeApply(const ModelInfo& model, int64_t max_message_bytes, const ApplyCall& call) {
-  if (call.sequences.empty()) return absl::InvalidArgumentError("the call has no sequences, expected at least one");
-  if (call.layers.empty()) return absl::InvalidArgumentError("the call has no layers, expected at least one");
+  if (call.sequences.empty()) {
+    return Refuse(Reason::kEmptyCall, "sequences", "0", ">= 1", "a call needs at least one sequence");
+  }
+  if (call.layers.empty()) return Refuse(Reason::kEmptyCall, "layers", "0", ">= 1", "a call needs at least one layer");
   for (size_t i = 0; i < call.sequences.size(); ++i) {
-    if (absl::Status status = CheckSequence(model, call.sequences[i]); !status.ok()) {
-      return Prefixed(status, absl::StrCat("sequences[", i, "]: "));
-    }
+    absl::Status status = CheckSequence(model, call.sequences[i], absl::StrCat("sequences[", i, "]."));
+    if (!status.ok()) return status;
   }
   if (absl::Status status = CheckHistoriesDiffer(call); !status.ok()) return status;
   const int64_t tokens = TokensOf(call);
-  if (tokens > model.limits.max_call_tokens) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the call has ", tokens, " tokens, the limit is ", model.limits.max_call_tokens, ": split it"));
-  }
+  if (absl::Status status = CheckTokens(model, tokens); !status.ok()) return status;
   if (absl::Status status = CheckLayers(model, call, tokens); !status.ok()) return status;
   const auto layers = static_cast<int64_t>(call.layers.size());
-  const int64_t out_bytes = layers * OutputBytes(model, call.form, call.dtype, tokens);
-  const int64_t in_bytes = call.form == Form::kKv ? 0 : out_bytes;
-  if (absl::Status status = CheckMessageBytes("request", in_bytes, max_message_bytes); !status.ok()) return status;
-  if (absl::Status status = CheckMessageBytes("reply", out_bytes, max_message_bytes); !status.ok()) return status;
+  const int64_t in_bytes = call.form == Form::kKv ? 0 : layers * OutputBytes(model, call.form, call.dtype, tokens);
+  if (absl::Status status = CheckTensors(model, max_message_bytes, call.form, call.dtype, tokens, layers);
+      !status.ok()) {
+    return status;
+  }
 
   v1::ApplyRequest request;
   request.set_form(call.form == Form::kKv ? v1::FORM_KV : v1::FORM_HIGHWAY);
@@ -159,8 +193,9 @@ absl::StatusOr<v1::ApplyRequest> EncodeApply(const ModelInfo& model, int64_t max
   }
   const auto envelope = static_cast<int64_t>(request.ByteSizeLong()) - in_bytes;
   if (envelope > kMaxEnvelopeBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("ids, masks and names of the call take ", envelope,
-                                                     " bytes, the limit is ", kMaxEnvelopeBytes, ": split the call"));
+    return Refuse(Reason::kMessageBytes, "sequences", absl::StrCat(envelope), absl::StrCat("<= ", kMaxEnvelopeBytes),
+                  absl::StrCat("ids, masks and names of the call take ", envelope, " bytes, a message may have ",
+                               kMaxEnvelopeBytes, ": split the call"));
   }
   return request;
 }

@@ -57,9 +57,16 @@ struct ApplyCall {
 // bounded.
 int64_t OutputBytes(const ModelInfo& model, Form form, HighwayDtype dtype, int64_t tokens);
 
+// What EncodeApply checks of a call's size, for who wants to know before taking memory for it: TOO_MANY_TOKENS, and
+// MESSAGE_BYTES of `layers` layers. `tokens` has passed the first before the second is asked.
+absl::Status CheckTokens(const ModelInfo& model, int64_t tokens);
+absl::Status CheckTensors(const ModelInfo& model, int64_t max_message_bytes, Form form, HighwayDtype dtype,
+                          int64_t tokens, int64_t layers);
+
 // The request, with model_key = the model's config_digest, so that a server restarted with another model refuses the
-// call instead of answering from the wrong tables. Checks every length against the model and `max_message_bytes` first;
-// an error names the thing, its value and the bound. Changes no history.
+// call instead of answering from the wrong tables. Checks every length against the model and `max_message_bytes` first
+// and refuses as the server would (refusal.h). What no server can see (a history of other n-grams or behind two runs,
+// an `out` of another size) is INVALID_ARGUMENT without a reason. Changes no history.
 absl::StatusOr<v1::ApplyRequest> EncodeApply(const ModelInfo& model, int64_t max_message_bytes, const ApplyCall& call);
 
 // Copies the reply into the call's `out` spans, all or nothing: a reply with other layers or sizes than asked for is

@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/error_details.h"
+#include "client/refusal.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/create_channel.h"
@@ -103,10 +104,26 @@ absl::StatusOr<ModelInfo> FetchModel(const std::string& target, absl::Time deadl
   return model;
 }
 
+// The server's error, or gRPC's own, which says neither whom it was asking nor how long it waited.
+absl::Status ApplyError(const grpc::Status& status, const std::string& target, absl::Duration timeout) {
+  absl::Status error = StatusFromGrpc(status);
+  if (!ErrorReason(error).empty()) return error;
+  if (absl::IsDeadlineExceeded(error)) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("no answer from ", target, " within ", absl::FormatDuration(timeout)));
+  }
+  if (absl::IsUnavailable(error)) return absl::UnavailableError(absl::StrCat(target, ": ", error.message()));
+  return error;
+}
+
 }  // namespace
 
-Client::Client(ModelInfo model, int64_t max_message_bytes, std::unique_ptr<v1::EngramService::Stub> stub)
-    : model_(std::move(model)), max_message_bytes_(max_message_bytes), stub_(std::move(stub)) {}
+Client::Client(std::string target, ModelInfo model, int64_t max_message_bytes,
+               std::unique_ptr<v1::EngramService::Stub> stub)
+    : target_(std::move(target)),
+      model_(std::move(model)),
+      max_message_bytes_(max_message_bytes),
+      stub_(std::move(stub)) {}
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& options) {
   if (absl::Status status = CheckTarget(options.target); !status.ok()) return status;
@@ -121,9 +138,11 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
   absl::StatusOr<ModelInfo> model = FetchModel(options.target, deadline, options.connect_timeout);
   if (!model.ok()) return model.status();
   if (!hash_digest->empty() && *hash_digest != model->hash_digest) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        options.target, ": the server's hash_digest is ", absl::BytesToHexString(model->hash_digest), ", expected ",
-        absl::BytesToHexString(*hash_digest), ": it serves another model, or the token map differs"));
+    const std::string served = absl::BytesToHexString(model->hash_digest);
+    const std::string expected = absl::BytesToHexString(*hash_digest);
+    return Refuse(Reason::kDigestMismatch, "hash_digest", served, expected,
+                  absl::StrCat(options.target, " has hash_digest ", served, ", expected ", expected,
+                               ": it serves another model, or the token map differs"));
   }
   // The limits of a channel are fixed when it is made, so the one that asked for them cannot be kept.
   const int64_t max_message_bytes = std::min(model->limits.max_message_bytes, options.max_message_bytes);
@@ -132,7 +151,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
     return absl::UnavailableError(absl::StrCat(options.target, ": answered GetModel, but a second connection was not ",
                                                "made within ", absl::FormatDuration(options.connect_timeout)));
   }
-  return std::unique_ptr<Client>(new Client(*std::move(model), max_message_bytes, v1::EngramService::NewStub(channel)));
+  return std::unique_ptr<Client>(
+      new Client(options.target, *std::move(model), max_message_bytes, v1::EngramService::NewStub(channel)));
 }
 
 absl::Status Client::Apply(const ApplyCall& call) {
@@ -142,7 +162,9 @@ absl::Status Client::Apply(const ApplyCall& call) {
   if (!request.ok()) return request.status();
 
   v1::ApplyResponse response;
-  if (grpc::Status status = stub_->Apply(&context, *request, &response); !status.ok()) return StatusFromGrpc(status);
+  if (grpc::Status status = stub_->Apply(&context, *request, &response); !status.ok()) {
+    return ApplyError(status, target_, call.timeout);
+  }
   if (absl::Status status = DecodeApply(model_, response, call); !status.ok()) return status;
   for (const SequenceRun& run : call.sequences) {
     if (run.history == nullptr) continue;

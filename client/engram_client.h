@@ -9,7 +9,8 @@
 //
 // A failed call changes nothing here: no output is written, no history moves; make it again. The server may have
 // committed it all the same, and answers the repetition with the same bits.
-// Errors keep the server's code and message; error_details.h reads the reason and the offenders.
+// Errors keep the server's code and message; error_details.h reads the reason and the offenders, also of what is
+// refused here before it is sent. A call that nobody answered is DEADLINE_EXCEEDED or UNAVAILABLE and names the target.
 #pragma once
 
 #include <memory>
@@ -45,7 +46,7 @@ struct ClientOptions {
 class Client {
  public:
   // Opens the connection and asks for the model. UNAVAILABLE or DEADLINE_EXCEEDED name the target and what happened;
-  // FAILED_PRECONDITION names both digests.
+  // DIGEST_MISMATCH names both digests.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const ClientOptions& options);
 
   Client(const Client&) = delete;
@@ -62,8 +63,9 @@ class Client {
   absl::Status Apply(const ApplyCall& call);
 
  private:
-  Client(ModelInfo model, int64_t max_message_bytes, std::unique_ptr<v1::EngramService::Stub> stub);
+  Client(std::string target, ModelInfo model, int64_t max_message_bytes, std::unique_ptr<v1::EngramService::Stub> stub);
 
+  const std::string target_;
   const ModelInfo model_;
   const int64_t max_message_bytes_;
   const std::unique_ptr<v1::EngramService::Stub> stub_;

@@ -1,5 +1,6 @@
 // Server errors as absl::Status: the code and message as sent, and google.rpc.ErrorInfo, BadRequest and RetryInfo from
-// the `grpc-status-details-bin` trailer as payloads under their usual type URLs.
+// the `grpc-status-details-bin` trailer as payloads under their usual type URLs. The refusals of refusal.h look the
+// same.
 //
 // Details come from outside: what does not parse is dropped, and the code and message still stand.
 #pragma once

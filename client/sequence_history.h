@@ -3,7 +3,8 @@
 //
 // Knows the ids of the positions [base, length); a masked position is remembered as dead (-1), whatever its id was.
 // Where base is 0, the positions before it are dead too: the sequence starts there. Anything else unknown is an error,
-// never a silent pad. About 4 bytes per position. Copying forks the sequence. Not thread-safe.
+// never a silent pad. About 4 bytes per position. Copying forks the sequence. Not thread-safe. Errors are refusals with
+// the server's reasons (refusal.h).
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 namespace engram::client {
@@ -28,12 +30,13 @@ class SequenceHistory {
   static absl::StatusOr<SequenceHistory> Seeded(int max_ngram, int64_t start_pos, absl::Span<const int32_t> lookback);
 
   // The N-1 ids before `start_pos`, newest first: what goes into Sequence.lookback_token_ids.
-  // FAILED_PRECONDITION when one of them is unknown.
+  // POSITION_GAP when one of them is unknown.
   absl::StatusOr<std::vector<int32_t>> Lookback(int64_t start_pos) const;
 
-  // Whether Write() would take this. `token_mask` is empty (all live) or one byte per token, 0 = masked.
-  absl::Status CheckWrite(int64_t start_pos, absl::Span<const int32_t> token_ids,
-                          absl::Span<const uint8_t> token_mask) const;
+  // Whether Write() would take this. `token_mask` is empty (all live) or one byte per token, 0 = masked. `path` stands
+  // before the fields an error names: "sequences[3]." where this is part of a call.
+  absl::Status CheckWrite(int64_t start_pos, absl::Span<const int32_t> token_ids, absl::Span<const uint8_t> token_mask,
+                          absl::string_view path = "") const;
 
   // Puts these tokens at start_pos and forgets whatever stood there and behind (rollback, prefix hit, retry).
   // Changes nothing unless it returns OK.
@@ -45,7 +48,7 @@ class SequenceHistory {
 
  private:
   // OK when the N-1 positions before start_pos are all known or before the sequence's start.
-  absl::Status CheckStart(int64_t start_pos) const;
+  absl::Status CheckStart(int64_t start_pos, absl::string_view path) const;
 
   int max_ngram_;
   int64_t base_ = 0;

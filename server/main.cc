@@ -1,15 +1,19 @@
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
+#include "server/observe/log.h"
 #include "server/options.h"
 #include "server/server.h"
 
@@ -31,16 +35,17 @@ class StopSignal {
     std::thread([this] { Watch(); }).detach();
   }
 
-  void Await() {
-    served_.store(true);
-    stopped_.WaitForNotification();
-  }
+  void Served() { served_.store(true); }
+  void Await() { stopped_.WaitForNotification(); }
 
  private:
   void Watch() {
     int signal = 0;
     sigwait(&signals_, &signal);
-    if (!served_.load()) std::_Exit(0);
+    if (!served_.load()) {
+      engram::Log(engram::LogLevel::kInfo, "stopped while loading");
+      std::_Exit(128 + signal);
+    }
     stopped_.Notify();
     sigwait(&signals_, &signal);
     std::_Exit(1);
@@ -50,6 +55,25 @@ class StopSignal {
   std::atomic<bool> served_{false};
   absl::Notification stopped_;
 };
+
+// Connections are file descriptors, and gRPC stops accepting for good when it meets the limit once: take all there are.
+void RaiseOpenFilesLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// What the standard library throws where memory or threads run out is one line here too.
+absl::StatusOr<std::unique_ptr<engram::Server>> Start(const engram::ServerOptions& options) {
+  try {
+    return engram::Server::BuildAndStart(options);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("not enough memory for this model and --max-batch-tokens");
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(std::string("cannot start threads: ") + error.what());
+  }
+}
 
 }  // namespace
 
@@ -67,7 +91,10 @@ int main(int argc, char** argv) {
   sigaddset(&stop, SIGINT);
   pthread_sigmask(SIG_BLOCK, &stop, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  // gRPC's own lines on stderr say nothing to an operator that ours do not; GRPC_VERBOSITY brings them back.
+  ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
 
+  RaiseOpenFilesLimit();
   static StopSignal stop_signal(stop);  // its thread may outlive main's frame
 
   if (line.options.check_config) {
@@ -76,8 +103,9 @@ int main(int argc, char** argv) {
     std::puts("configuration and model are good");
     return 0;
   }
-  absl::StatusOr<std::unique_ptr<engram::Server>> server = engram::Server::BuildAndStart(line.options);
+  absl::StatusOr<std::unique_ptr<engram::Server>> server = Start(line.options);
   if (!server.ok()) return Unusable(server.status());
+  stop_signal.Served();
   for (const std::string& address : (*server)->addresses()) std::printf("listening on %s\n", address.c_str());
   if (const std::string http = (*server)->http_address(); !http.empty()) {
     std::printf("metrics on http://%s/metrics\n", http.c_str());

@@ -61,9 +61,10 @@ void Declare(CLI::App& app, ServerOptions& o) {
   app.add_flag("--check-config", o.check_config, "Check every setting, open the model, and exit: 0 or 2")->group(model);
 
   const std::string net = "Listeners";
-  Flag(app, "--listen", o.listen, "host:port (port 0: any free one) or unix:/path; repeatable", net)
+  Flag(app, "--listen", o.listen, "host:port (port 0: any free one) or unix:/path; repeatable, or several with commas",
+       net)
       ->type_name("ADDR")
-      ->take_all();
+      ->delimiter(',');
   Flag(app, "--http-listen", o.http_listen, "Where GET /metrics answers; off: nowhere", net)->type_name("ADDR|off");
   app.add_flag("--insecure", o.insecure, "Allow plaintext on addresses beyond loopback")
       ->envname("ENGRAM_INSECURE")

@@ -1,10 +1,12 @@
 #include "server/server.h"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "server/admission/budget.h"
 #include "server/engine/cpu_backend.h"
@@ -19,6 +21,11 @@
 
 namespace engram {
 namespace {
+
+// How long a draining server goes on refusing calls by name before it closes connections: a few round trips.
+constexpr absl::Duration kRefusing = absl::Seconds(1);
+// Streams that are nobody's call (health watches, reflection) end after it.
+constexpr absl::Duration kLastWords = absl::Milliseconds(200);
 
 uint64_t RandomEpoch() {
   std::random_device random;
@@ -126,9 +133,14 @@ class RunningServer final : public Server {
     listeners_->SetServing(false);
     service_.AnnounceDrain();
     absl::SleepFor(absl::Seconds(options_.drain_delay_secs));
+    // From here on calls are refused with DRAINING, which sends clients elsewhere. gRPC's own shutdown answers calls
+    // that cross it with a bare CANCELLED, so it comes last: when nothing is in flight, and a little later.
     budget_.Close();
     service_.CloseStreams();
-    listeners_->Shutdown(absl::Seconds(options_.drain_timeout_secs));
+    const absl::Time end = absl::Now() + absl::Seconds(options_.drain_timeout_secs);
+    while (service_.in_flight() > 0 && absl::Now() < end) absl::SleepFor(absl::Milliseconds(5));
+    absl::SleepFor(std::min(kRefusing, absl::Seconds(options_.drain_delay_secs)));
+    listeners_->Shutdown(kLastWords);
     Log(LogLevel::kInfo, "drained");
   }
 
@@ -155,16 +167,42 @@ class RunningServer final : public Server {
   std::unique_ptr<Listeners> listeners_;
 };
 
+// What can be known before tables are read, which takes minutes at the released size.
+absl::Status CheckBeforeLoading(const ServerOptions& options) {
+  if (const absl::Status status = CheckFree(options.listen); !status.ok()) return status;
+  if (options.http_listen == "off") return absl::OkStatus();
+  const absl::Status http = CheckFree({options.http_listen});
+  if (http.ok()) return http;
+  return absl::Status(http.code(), absl::StrCat("--http-listen", absl::StripPrefix(http.message(), "--listen")));
+}
+
+// Does a message hold a token at all?
+absl::Status CheckMessageBytes(const ServerOptions& options, const EngramModel& model) {
+  const EngramGeometry& g = model.geometry();
+  const int64_t least = std::max(g.highway_values() * 4, g.outputs() * 2);
+  if (options.max_message_bytes >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--max-message-bytes ", options.max_message_bytes, ": one token of this model takes up to ", least));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::BuildAndStart(const ServerOptions& options) {
+  if (const absl::Status status = CheckBeforeLoading(options); !status.ok()) return status;
   absl::StatusOr<std::shared_ptr<const EngramModel>> model = LoadModel(options);
   if (!model.ok()) return model.status();
+  if (const absl::Status status = CheckMessageBytes(options, **model); !status.ok()) return status;
   auto server = std::make_unique<RunningServer>(options, *std::move(model));
   if (const absl::Status status = server->Listen(); !status.ok()) return status;
   return server;
 }
 
-absl::Status Server::CheckConfig(const ServerOptions& options) { return LoadModel(options).status(); }
+absl::Status Server::CheckConfig(const ServerOptions& options) {
+  if (const absl::Status status = CheckBeforeLoading(options); !status.ok()) return status;
+  ServerOptions mapped = options;
+  mapped.residency = Residency::kMmap;  // every check, without reading the tables
+  const absl::StatusOr<std::shared_ptr<const EngramModel>> model = LoadModel(mapped);
+  return model.ok() ? CheckMessageBytes(options, **model) : model.status();
+}
 
 }  // namespace engram

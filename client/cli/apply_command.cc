@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -16,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "client/bf16.h"
 #include "client/cli/commands.h"
+#include "client/cli/output_file.h"
 
 namespace engram::client {
 namespace {
@@ -29,18 +31,30 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return bytes;
 }
 
-// Integers separated by commas or white space.
+// Integers separated by commas or white space; between two commas stands at least one.
 absl::StatusOr<std::vector<int32_t>> ParseIds(absl::string_view what, absl::string_view text) {
   std::vector<int32_t> ids;
-  for (absl::string_view part : absl::StrSplit(text, absl::ByAnyChar(", \t\r\n"), absl::SkipEmpty())) {
-    int32_t id = 0;
-    if (!absl::SimpleAtoi(part, &id)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(what, ": entry ", ids.size(), " is \"", Printable(part), "\", expected an integer"));
+  for (absl::string_view item : absl::StrSplit(text, ',')) {
+    const size_t before = ids.size();
+    for (absl::string_view part : absl::StrSplit(item, absl::ByAnyChar(" \t\r\n"), absl::SkipEmpty())) {
+      int32_t id = 0;
+      if (!absl::SimpleAtoi(part, &id)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(what, ": entry ", ids.size(), " is \"", part, "\", expected an integer"));
+      }
+      ids.push_back(id);
     }
-    ids.push_back(id);
+    if (ids.size() == before) {
+      return absl::InvalidArgumentError(absl::StrCat(what, ": entry ", before, " is empty, expected an integer"));
+    }
   }
   return ids;
+}
+
+// The same of a flag that may be left out.
+absl::StatusOr<std::vector<int32_t>> ParseOptionalIds(absl::string_view what, absl::string_view text) {
+  if (text.empty()) return std::vector<int32_t>();
+  return ParseIds(what, text);
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadTokens(const ApplyFlags& flags) {
@@ -51,7 +65,7 @@ absl::StatusOr<std::vector<int32_t>> ReadTokens(const ApplyFlags& flags) {
 }
 
 absl::StatusOr<std::vector<uint8_t>> ParseMask(const std::string& text) {
-  absl::StatusOr<std::vector<int32_t>> values = ParseIds("--mask", text);
+  absl::StatusOr<std::vector<int32_t>> values = ParseOptionalIds("--mask", text);
   if (!values.ok()) return values.status();
   std::vector<uint8_t> mask;
   for (int32_t value : *values) {
@@ -148,55 +162,62 @@ void PrintLayer(const ModelInfo& model, const ApplyCall& call, const LayerRun& l
                model.hc, model.dim, HighwayDtypeName(call.dtype), rms, change, FirstValues(out, call.dtype));
 }
 
-absl::Status WriteOutputs(const std::string& path, const std::vector<std::string>& outputs) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  for (const std::string& output : outputs) file.write(output.data(), static_cast<std::streamsize>(output.size()));
-  file.close();
-  if (!file) return absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
-  return absl::OkStatus();
-}
+// What the flags give that needs no server to be read.
+struct ApplyInputs {
+  std::vector<int32_t> tokens;
+  std::vector<uint8_t> mask;
+  std::vector<int32_t> lookback;
+  std::vector<int32_t> layers;  // empty: all
+  OutputFile out;               // open where --out is given
+};
 
-absl::Status Apply(Client& client, const ConnectionFlags& connection, const ApplyFlags& flags) {
-  const ModelInfo& model = client.model();
+absl::Status ReadInputs(const ApplyFlags& flags, ApplyInputs* inputs) {
   absl::StatusOr<std::vector<int32_t>> tokens = ReadTokens(flags);
   if (!tokens.ok()) return tokens.status();
   absl::StatusOr<std::vector<uint8_t>> mask = ParseMask(flags.mask);
   if (!mask.ok()) return mask.status();
-  absl::StatusOr<std::vector<int32_t>> lookback = ParseIds("--lookback", flags.lookback);
+  absl::StatusOr<std::vector<int32_t>> lookback = ParseOptionalIds("--lookback", flags.lookback);
   if (!lookback.ok()) return lookback.status();
-  const auto count = static_cast<int64_t>(tokens->size());
-  if (count > model.limits.max_call_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(count, " tokens are given, the server takes ", model.limits.max_call_tokens, " a call"));
+  for (const std::string& text : flags.layers) {
+    absl::StatusOr<std::vector<int32_t>> layers = ParseIds("--layer", text);
+    if (!layers.ok()) return layers.status();
+    inputs->layers.insert(inputs->layers.end(), layers->begin(), layers->end());
   }
+  inputs->tokens = *std::move(tokens);
+  inputs->mask = *std::move(mask);
+  inputs->lookback = *std::move(lookback);
+  return flags.out_file.empty() ? absl::OkStatus() : inputs->out.Open(flags.out_file);
+}
 
+// Returns the exit code, having printed what was wrong.
+int Apply(Client& client, const ConnectionFlags& connection, const ApplyFlags& flags, ApplyInputs& inputs) {
+  const ModelInfo& model = client.model();
+  const auto count = static_cast<int64_t>(inputs.tokens.size());
   ApplyCall call;
   call.form = flags.form == "kv" ? Form::kKv : Form::kHighway;
-  if (call.form == Form::kKv && !flags.highway_file.empty()) {
-    return absl::InvalidArgumentError("--highway is given, but --form kv sends no highway");
-  }
   call.dtype = flags.dtype == "bf16" ? HighwayDtype::kBf16 : HighwayDtype::kF32;
   call.timeout = absl::Seconds(connection.timeout_secs);
   call.sequences = {SequenceRun{.start_pos = flags.start_pos,
-                                .token_ids = *tokens,
-                                .token_mask = *mask,
+                                .token_ids = inputs.tokens,
+                                .token_mask = inputs.mask,
                                 .session = flags.session,
-                                .lookback = *lookback}};
-  std::vector<int32_t> layer_ids = flags.layers;
+                                .lookback = inputs.lookback}};
+  std::vector<int32_t> layer_ids = inputs.layers;
   if (layer_ids.empty()) {
     for (const ModelInfo::Layer& layer : model.layers) layer_ids.push_back(layer.layer_id);
   }
   // Before memory is taken for it: Client::Apply would say the same.
-  const int64_t layer_bytes = OutputBytes(model, call.form, call.dtype, count);
-  if (layer_bytes * static_cast<int64_t>(layer_ids.size()) > client.max_message_bytes()) {
-    return absl::InvalidArgumentError(absl::StrCat(layer_ids.size(), " layers of ", layer_bytes,
-                                                   " bytes are more than a message holds: ", client.max_message_bytes(),
-                                                   " bytes"));
+  if (absl::Status status = CheckTokens(model, count); !status.ok()) return PrintError(status);
+  if (absl::Status status = CheckTensors(model, client.max_message_bytes(), call.form, call.dtype, count,
+                                         static_cast<int64_t>(layer_ids.size()));
+      !status.ok()) {
+    return PrintError(status);
   }
+  const int64_t layer_bytes = OutputBytes(model, call.form, call.dtype, count);
   std::vector<std::string> highways(layer_ids.size());
   if (call.form == Form::kHighway) {
     absl::StatusOr<std::vector<std::string>> read = ReadHighways(flags, call.dtype, layer_ids.size(), layer_bytes);
-    if (!read.ok()) return read.status();
+    if (!read.ok()) return PrintMistake(read.status().message());
     highways = *std::move(read);
   }
   std::vector<std::string> outputs(layer_ids.size(), std::string(layer_bytes, '\0'));
@@ -205,22 +226,24 @@ absl::Status Apply(Client& client, const ConnectionFlags& connection, const Appl
   }
 
   const absl::Time start = absl::Now();
-  if (absl::Status status = client.Apply(call); !status.ok()) return status;
+  if (absl::Status status = client.Apply(call); !status.ok()) return PrintError(status);
   const double milliseconds = absl::ToDoubleMilliseconds(absl::Now() - start);
   absl::PrintF("%d tokens at position %d, %d layers, form %s: %.3f ms\n", count, flags.start_pos, layer_ids.size(),
                FormName(call.form), milliseconds);
   for (const LayerRun& layer : call.layers) PrintLayer(model, call, layer, count);
-  if (flags.out_file.empty()) return absl::OkStatus();
-  return WriteOutputs(flags.out_file, outputs);
+  if (flags.out_file.empty()) return kExitOk;
+  if (absl::Status status = inputs.out.Write(outputs); !status.ok()) return PrintMistake(status.message());
+  return kExitOk;
 }
 
 }  // namespace
 
 int RunApply(const ConnectionFlags& connection, const ApplyFlags& flags) {
+  ApplyInputs inputs;
+  if (absl::Status status = ReadInputs(flags, &inputs); !status.ok()) return PrintMistake(status.message());
   absl::StatusOr<std::unique_ptr<Client>> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
-  if (absl::Status status = Apply(**client, connection, flags); !status.ok()) return PrintError(status);
-  return kExitOk;
+  return Apply(**client, connection, flags, inputs);
 }
 
 }  // namespace engram::client

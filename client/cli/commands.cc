@@ -36,10 +36,15 @@ int PrintError(const absl::Status& status) {
   std::string reason = ErrorReason(status);
   if (absl::StrContains(status.message(), reason)) reason.clear();
   absl::FPrintF(stderr, "engram-cli: %s%s: %s\n", absl::StatusCodeToString(status.code()),
-                reason.empty() ? "" : absl::StrCat(" ", Printable(reason)), Printable(status.message()));
+                reason.empty() ? "" : absl::StrCat(": ", Printable(reason)), Printable(status.message()));
   for (const ErrorOffender& offender : ErrorOffenders(status)) {
     absl::FPrintF(stderr, "  %s: %s\n", Printable(offender.field), Printable(offender.description));
   }
+  return kExitError;
+}
+
+int PrintMistake(absl::string_view text) {
+  absl::FPrintF(stderr, "engram-cli: %s\n", Printable(text));
   return kExitError;
 }
 

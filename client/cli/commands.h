@@ -29,6 +29,7 @@ struct ModelFlags {
   bool json = false;
 };
 
+// Their dependencies have been checked: tokens or a file of them, no highway with form kv.
 struct ApplyFlags {
   std::string tokens;
   std::string tokens_file;
@@ -36,7 +37,7 @@ struct ApplyFlags {
   std::string mask;
   std::string lookback;
   std::string session;
-  std::vector<int32_t> layers;  // empty: all
+  std::vector<std::string> layers;  // "1,14"; empty: all
   std::string form = "highway";
   std::string dtype = "f32";
   std::string highway_file;
@@ -54,8 +55,11 @@ int RunVerify(const ConnectionFlags& connection, const VerifyFlags& flags);
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const ConnectionFlags& flags);
 
-// "engram-cli: INVALID_ARGUMENT TOKEN_OUT_OF_RANGE: ..." and a line per offender on stderr; returns kExitError.
+// "engram-cli: INVALID_ARGUMENT: TOKEN_OUT_OF_RANGE: ..." and a line per offender on stderr; returns kExitError.
 int PrintError(const absl::Status& status);
+
+// "engram-cli: ..." of what is wrong with the command line or a file it names; returns kExitError.
+int PrintMistake(absl::string_view text);
 
 // What a server sent, fit for a terminal: control characters become '?'.
 std::string Printable(absl::string_view text);

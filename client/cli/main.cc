@@ -5,15 +5,19 @@
 
 #include "CLI/CLI.hpp"
 #include "client/cli/commands.h"
+#include "client/cli/parse_error.h"
 
 namespace engram::client {
 namespace {
 
-// Every flag can come from the environment too: --start-pos is ENGRAM_START_POS.
-void NameEnvironmentTwins(CLI::App* app) {
+// Every flag can come from the environment too: --connect-timeout is ENGRAM_CONNECT_TIMEOUT, apply's --start-pos
+// ENGRAM_CLI_APPLY_START_POS: what is set for one command means nothing to another.
+void NameEnvironmentTwins(CLI::App* app, const std::string& prefix) {
   for (CLI::Option* option : app->get_options()) {
-    if (option->get_lnames().empty() || option->get_lnames().front() == "help") continue;
-    std::string name = "ENGRAM_" + option->get_lnames().front();
+    if (option->get_lnames().empty()) continue;
+    const std::string& flag = option->get_lnames().front();
+    if (flag == "help" || flag == "version") continue;
+    std::string name = prefix + flag;
     for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     option->envname(name);
   }
@@ -25,11 +29,11 @@ void AddConnection(CLI::App* app, ConnectionFlags* flags) {
       ->group("Connection");
   app->add_option("--connect-timeout", flags->connect_timeout_secs, "Seconds to wait for a server that is starting")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(AboveZero())
       ->group("Connection");
   app->add_option("--timeout", flags->timeout_secs, "Seconds a call may take")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(AboveZero())
       ->group("Connection");
   app->add_option("--hash-digest", flags->hash_digest, "Refuse a server whose hash digest is not these 64 hex digits")
       ->group("Connection");
@@ -44,11 +48,12 @@ CLI::App* AddModel(CLI::App* app, ModelFlags* flags) {
 
 CLI::App* AddApply(CLI::App* app, ApplyFlags* flags) {
   CLI::App* command = app->add_subcommand("apply", "One call: token ids in, the updated highway or kv out");
-  CLI::Option_group* tokens = command->add_option_group("Tokens");
-  tokens->add_option("--tokens", flags->tokens, "Token ids: 5,6,7");
-  tokens->add_option("--tokens-file", flags->tokens_file, "File of token ids, separated by commas or white space")
-      ->check(CLI::ExistingFile);
-  tokens->require_option(1);
+  CLI::Option* tokens =
+      command->add_option("--tokens", flags->tokens, "Token ids: 5,6,7; this or a file is required")->group("Tokens");
+  command->add_option("--tokens-file", flags->tokens_file, "File of token ids, separated by commas or white space")
+      ->check(CLI::ExistingFile)
+      ->excludes(tokens)
+      ->group("Tokens");
   command->add_option("--start-pos", flags->start_pos, "Position of the first token")
       ->capture_default_str()
       ->group("Sequence");
@@ -60,8 +65,10 @@ CLI::App* AddApply(CLI::App* app, ApplyFlags* flags) {
       ->group("Sequence");
   command->add_option("--session", flags->session, "Let the server keep the history under this name")
       ->group("Sequence");
-  command->add_option("--layer", flags->layers, "Layer id, repeatable; default all layers")
-      ->delimiter(',')
+  command->add_option("--layer", flags->layers, "Layer ids: 1,14; repeatable; default all layers")
+      ->type_name("INTS")
+      ->expected(1)
+      ->take_all()
       ->group("What is computed");
   command->add_option("--form", flags->form, "What the reply holds: highway, kv")
       ->capture_default_str()
@@ -79,6 +86,7 @@ CLI::App* AddApply(CLI::App* app, ApplyFlags* flags) {
           ->group("Tensors");
   command->add_option("--highway-fill", flags->highway_fill, "Without --highway: the value it is filled with")
       ->capture_default_str()
+      ->check(FiniteF32())
       ->excludes(highway)
       ->group("Tensors");
   command->add_option("--out", flags->out_file, "Write the reply's tensors here, raw, layer after layer")
@@ -93,16 +101,31 @@ CLI::App* AddApply(CLI::App* app, ApplyFlags* flags) {
 CLI::App* AddVerify(CLI::App* app, VerifyFlags* flags) {
   CLI::App* command = app->add_subcommand(
       "verify", "Replay a fixture through the server and compare every value; exit 1 on a miss, 2 on an error");
-  command->add_option("expected", flags->expected_json, "expected.json; expected.bin lies beside it")
+  command->add_option("FIXTURE", flags->expected_json, "expected.json; expected.bin lies beside it")
       ->required()
       ->check(CLI::ExistingFile);
   command->footer("Example:\n  engram-cli verify tests/data/tiny/expected.json --target unix:/run/engram.sock");
   return command;
 }
 
+// What no flag's own check can see. Empty: all is well.
+std::string ApplyMistake(const CLI::App& command, const ApplyFlags& flags) {
+  if (command.count("--tokens") + command.count("--tokens-file") == 0) {
+    return "apply: --tokens or --tokens-file is required (apply --help lists the flags)";
+  }
+  if (flags.form != "kv") return "";
+  for (const char* flag : {"--highway", "--highway-fill", "--dtype"}) {
+    if (command.count(flag) > 0) {
+      return std::string("apply: ") + flag + " is given, but --form kv sends no highway (apply --help lists the flags)";
+    }
+  }
+  return "";
+}
+
 int Main(int argc, char** argv) {
-  CLI::App app("Talks to an engram server. Every flag has an environment twin: --target is ENGRAM_TARGET.",
+  CLI::App app("Talks to an engram server. Every flag has an environment twin, which stands with it; the flag wins.",
                "engram-cli");
+  app.set_version_flag("--version", "engram-cli " ENGRAM_VERSION);
   ConnectionFlags connection;
   ModelFlags model;
   ApplyFlags apply;
@@ -118,19 +141,24 @@ int Main(int argc, char** argv) {
       "  engram-cli apply --tokens 5,6,7 --highway-fill 0.5\n"
       "  engram-cli verify tests/data/tiny/expected.json\n"
       "engram-cli COMMAND --help says more.");
-  NameEnvironmentTwins(&app);
+  NameEnvironmentTwins(&app, "ENGRAM_");
   for (CLI::App* command : {model_command, apply_command, verify_command}) {
     command->fallthrough();  // --target may stand behind the command too
-    NameEnvironmentTwins(command);
-    for (CLI::App* group : command->get_subcommands([](CLI::App*) { return true; })) NameEnvironmentTwins(group);
+    // Only when it is the one given: CLI11 checks the twins of all that have any.
+    command->preparse_callback(
+        [command](size_t) { NameEnvironmentTwins(command, "ENGRAM_CLI_" + command->get_name() + "_"); });
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitError;
+    if (error.get_exit_code() == 0) return app.exit(error);
+    return PrintMistake(ParseErrorText(app, error));
   }
   if (model_command->parsed()) return RunModel(connection, model);
-  if (apply_command->parsed()) return RunApply(connection, apply);
+  if (apply_command->parsed()) {
+    const std::string mistake = ApplyMistake(*apply_command, apply);
+    return mistake.empty() ? RunApply(connection, apply) : PrintMistake(mistake);
+  }
   return RunVerify(connection, verify);
 }
 

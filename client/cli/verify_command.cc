@@ -68,7 +68,7 @@ bool IsConnectionError(const absl::Status& status) {
 
 int RunVerify(const ConnectionFlags& connection, const VerifyFlags& flags) {
   absl::StatusOr<Fixture> fixture = LoadFixture(flags.expected_json);
-  if (!fixture.ok()) return PrintError(fixture.status());
+  if (!fixture.ok()) return PrintMistake(fixture.status().message());
   absl::StatusOr<std::unique_ptr<Client>> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
   const ModelInfo& model = (*client)->model();

@@ -24,6 +24,26 @@ absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path) {
   return bytes;
 }
 
+absl::Status NoFixture(const std::string& path, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(path, ": not a fixture: ", why));
+}
+
+// The JSON object of a fixture, as far as its outermost keys tell one.
+absl::StatusOr<Json> ReadJson(const std::string& path) {
+  // A model file is one typing error away: no 60 GiB are read to find that they are no JSON.
+  std::ifstream start(path, std::ios::binary);
+  start >> std::ws;
+  if (start.good() && start.peek() != '{') return NoFixture(path, "no JSON object");
+  absl::StatusOr<std::string> text = ReadFile(path);
+  if (!text.ok()) return text.status();
+  Json json = Json::parse(*text, nullptr, false);
+  if (!json.is_object()) return NoFixture(path, "no JSON object");
+  for (const char* key : {"cases", "layers"}) {
+    if (!json.contains(key)) return NoFixture(path, absl::StrCat("no key \"", key, "\""));
+  }
+  return json;
+}
+
 // Reads a fixture's json; keeps the first fault and goes on with defaults, so that callers check once.
 class Reader {
  public:
@@ -138,6 +158,7 @@ Fixture ReadFixture(const Json& json, Reader* reader) {
   fixture.eps = reader->Get<double>(json, "eps", 0);
   fixture.row_type = reader->Get<std::string>(json, "table", "");
   fixture.wkv_type = reader->Get<std::string>(json, "wkv_type", "");
+  fixture.files = reader->Get<std::vector<std::string>>(json, "files", {}, false);
   fixture.layer_ids = reader->Get<std::vector<int32_t>>(json, "layers", {});
   fixture.rows = reader->Get<std::vector<int64_t>>(json, "rows", {});
   const Json tolerance = reader->Get<Json>(json, "tolerance", Json::object());
@@ -161,12 +182,11 @@ Fixture ReadFixture(const Json& json, Reader* reader) {
 }  // namespace
 
 absl::StatusOr<Fixture> LoadFixture(const std::string& path) {
-  absl::StatusOr<std::string> text = ReadFile(path);
-  if (!text.ok()) return text.status();
+  absl::StatusOr<Json> parsed = ReadJson(path);
+  if (!parsed.ok()) return parsed.status();
+  const Json& json = *parsed;
   absl::StatusOr<std::string> bin = ReadFile(std::filesystem::path(path).replace_filename("expected.bin"));
   if (!bin.ok()) return bin.status();
-  const Json json = Json::parse(*text, nullptr, false);
-  if (!json.is_object()) return absl::InvalidArgumentError(absl::StrCat(path, ": no JSON object"));
   Reader reader(*bin);
   Fixture fixture = ReadFixture(json, &reader);
   if (!reader.status().ok()) {

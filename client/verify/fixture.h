@@ -53,12 +53,15 @@ struct Fixture {
   std::vector<int64_t> rows;  // per layer
   std::vector<FixtureCase> cases;
 
+  std::vector<std::string> files;  // names of the model's files, which lie beside the fixture; may be empty
+
   // The tolerances in the file's own words.
   std::string kv_tolerance;
   std::string out_tolerance;
 };
 
-// `path` names expected.json. An error names the file, the key, and what was expected.
+// `path` names expected.json. An error names the file, the key, and what was expected; for a file that is something
+// else altogether it says "not a fixture", whatever lies beside it.
 absl::StatusOr<Fixture> LoadFixture(const std::string& path);
 
 }  // namespace engram::client

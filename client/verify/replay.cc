@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/bf16.h"
 
 namespace engram::client {
@@ -260,8 +261,12 @@ absl::Status CheckSameModel(const ModelInfo& model, const Fixture& fixture) {
     same(absl::StrCat("layers[", l, "].wkv_type"), layer.wkv_type, fixture.wkv_type);
   }
   if (difference.empty()) return absl::OkStatus();
+  std::string remedy;
+  if (!fixture.files.empty()) {
+    remedy = absl::StrCat("; serve the fixture's own, which lies beside it: ", absl::StrJoin(fixture.files, ", "));
+  }
   return absl::FailedPreconditionError(
-      absl::StrCat("the server serves another model than fixture ", fixture.name, ": ", difference));
+      absl::StrCat("the server serves another model than fixture ", fixture.name, ": ", difference, remedy));
 }
 
 absl::Status Replay(Client& client, const Fixture& fixture, ReplayMode mode, const std::string& session_prefix,

@@ -43,7 +43,8 @@ struct ReplayReport {
   bool passed() const;
 };
 
-// OK when `model` has the geometry, layers and types of the fixture; otherwise names the first difference.
+// OK when `model` has the geometry, layers and types of the fixture; otherwise names the first difference
+// and the files to serve instead.
 absl::Status CheckSameModel(const ModelInfo& model, const Fixture& fixture);
 
 // Every call in order, each in KV form and in HIGHWAY form with three highways. Stops at the first error; a miss is no

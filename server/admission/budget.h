@@ -15,8 +15,8 @@ struct Cost {
 };
 
 struct BudgetOptions {
-  int64_t max_tokens = 65536;            // admitted and not yet answered
-  int64_t max_bytes = int64_t{1} << 30;  // likewise
+  int64_t max_tokens = 65536;            // admitted and not yet computed
+  int64_t max_bytes = int64_t{1} << 30;  // admitted and not yet sent
 };
 
 class Budget;
@@ -31,6 +31,9 @@ class Permit {
   ~Permit();
 
   const Cost& cost() const { return cost_; }
+
+  // The call is computed: its tokens no longer wait, while its bytes are still held by the reply on its way out.
+  void GiveBackTokens();
 
  private:
   friend class Budget;

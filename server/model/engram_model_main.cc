@@ -3,13 +3,17 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "server/model/inspect.h"
 #include "server/model/progress_meter.h"
 #include "server/model/synth.h"
@@ -41,19 +45,46 @@ Examples:
   engram-model inspect model-00001-of-00004.gguf --json | jq .config_digest
 )";
 
-// Every flag's twin in the environment: --rows-scale is ENGRAM_ROWS_SCALE.
+// Every flag's twin in the environment: synth's --rows-scale is ENGRAM_MODEL_SYNTH_ROWS_SCALE. Named when the command
+// is the one given: CLI11 checks the twins of all commands that have any.
 void AddEnvironmentTwins(CLI::App& command) {
-  for (CLI::Option* option : command.get_options()) {
-    if (option->get_lnames().empty() || option->get_lnames().front() == "help") continue;
-    std::string name = "ENGRAM_";
-    for (char c : option->get_lnames().front()) name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
-    option->envname(name);
-  }
+  command.preparse_callback([&command](size_t) {
+    for (CLI::Option* option : command.get_options()) {
+      if (option->get_lnames().empty() || option->get_lnames().front() == "help") continue;
+      std::string name = absl::StrCat("ENGRAM_MODEL_", command.get_name(), "_", option->get_lnames().front());
+      for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+      option->envname(name);
+    }
+  });
 }
 
-int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "engram-model: %s\n", std::string(status.message()).c_str());
+int Fail(absl::string_view text) {
+  std::fprintf(stderr, "engram-model: %s\n", std::string(text).c_str());
   return kExitBad;
+}
+
+int Fail(const absl::Status& status) { return Fail(status.message()); }
+
+// What is wrong with a command line, in one line. CLI11 looks for what is required before it looks at what it did not
+// understand, and would call a mistyped command or flag another one missing.
+std::string ParseErrorText(const CLI::App& app, const CLI::ParseError& error) {
+  std::string unknown;
+  for (const std::string& word : app.remaining(true)) {
+    if (unknown.empty() && word != "--") unknown = absl::Utf8SafeCHexEscape(word);
+  }
+  const bool flag = unknown.size() > 1 && unknown.front() == '-';
+  const std::vector<CLI::App*> chosen = app.get_subcommands();
+  const std::string command = chosen.empty() ? "" : chosen.front()->get_name();
+  const std::string before = chosen.empty() ? "" : absl::StrCat(command, ": ");
+  const std::string help =
+      chosen.empty() ? " (--help lists the commands)" : absl::StrCat(" (", command, " --help lists the flags)");
+  if (flag) return absl::StrCat(before, "there is no flag \"", unknown, "\"", help);
+  if (!unknown.empty() && chosen.empty()) return absl::StrCat("there is no command \"", unknown, "\"", help);
+  if (!unknown.empty()) return absl::StrCat(before, "the argument \"", unknown, "\" is not expected", help);
+  if (chosen.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    return absl::StrCat("a command is missing", help);
+  }
+  return absl::StrCat(absl::Utf8SafeCHexEscape(error.what()), help);
 }
 
 struct InspectFlags {
@@ -127,7 +158,7 @@ CLI::App* AddSynth(CLI::App& app, SynthFlags& flags) {
   command->add_option("--split", o.split, "Number of shards, NAME-00001-of-0000N.gguf")
       ->capture_default_str()
       ->group("File");
-  command->add_option("--out", o.out, "The file to write, NAME.gguf")->required()->group("File");
+  command->add_option("--out", o.out, "The file to write, NAME.gguf; required")->group("File");
   command->add_flag("--force", o.force, "Replace files that exist")->group("File");
   command->add_option("--threads", o.threads, "Threads that make rows")->capture_default_str()->group("File");
   command->footer(kSynthExamples);
@@ -143,6 +174,7 @@ GgufType TypeOf(const std::string& name) {
 }
 
 int RunSynth(const CLI::App& command, const SynthFlags& flags) {
+  if (flags.given.out.empty()) return Fail("synth: --out is required (where to write the .gguf)");
   absl::StatusOr<SynthOptions> preset = SynthPreset(flags.preset);
   if (!preset.ok()) return Fail(preset.status());
   SynthOptions options = flags.given;
@@ -177,7 +209,11 @@ int RunSynth(const CLI::App& command, const SynthFlags& flags) {
 int Main(int argc, char** argv) {
   CLI::App app("Looks at engram model files and makes them.", "engram-model");
   app.require_subcommand(1);
-  app.footer("`engram-model COMMAND --help` explains a command. A flag --some-flag has the twin ENGRAM_SOME_FLAG.");
+  app.set_version_flag("--version", "engram-model " ENGRAM_VERSION);
+  app.footer(
+      "`engram-model COMMAND --help` explains a command. Every flag has an environment twin, which stands with it; "
+      "the\n"
+      "flag wins.");
   InspectFlags inspect_flags;
   SynthFlags synth_flags;
   const CLI::App* inspect = AddInspect(app, inspect_flags);
@@ -185,7 +221,7 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // CLI11's way to say "help" and "bad flag"
-    return app.exit(error) == 0 ? 0 : kExitBad;
+    return error.get_exit_code() == 0 ? app.exit(error) : Fail(ParseErrorText(app, error));
   }
   return inspect->parsed() ? RunInspect(inspect_flags) : RunSynth(*synth, synth_flags);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,7 +37,7 @@ class ModelFiles {
   static absl::StatusOr<ModelFiles> Open(const std::string& path);
 
   const std::string& path() const { return shards_.front().file->path(); }
-  const std::vector<Shard>& shards() const { return shards_; }
+  const std::deque<Shard>& shards() const { return shards_; }
   // The header that holds the model's keys.
   const GgufHeader& metadata() const { return shards_.front().header; }
   int64_t total_bytes() const;
@@ -45,7 +46,7 @@ class ModelFiles {
   absl::StatusOr<TensorPlace> FindTensor(const std::string& name) const;
 
  private:
-  std::vector<Shard> shards_;
+  std::deque<Shard> shards_;  // a deque, because the first header is read from while others are added
 };
 
 // NAME-00002-of-00005.gguf for (".../NAME.gguf" without its suffix, 2, 5).

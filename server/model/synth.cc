@@ -75,9 +75,24 @@ struct SynthPlan {
   std::vector<size_t> shard_of;  // per tensor
 };
 
-absl::Status CheckRange(const char* flag, int64_t value, int64_t least, int64_t most) {
+// `why` says where the bounds come from, if that is not plain.
+absl::Status CheckRange(const char* flag, int64_t value, int64_t least, int64_t most, const char* why = "") {
   if (value >= least && value <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(flag, " is ", value, "; expected ", least, " to ", most));
+  return absl::InvalidArgumentError(absl::StrCat(flag, " is ", value, "; expected ", least, " to ", most, why));
+}
+
+absl::Status CheckLayers(const std::vector<int64_t>& layers) {
+  const auto count = static_cast<int64_t>(layers.size());
+  if (count < 1 || count > kMaxLayers) {
+    return absl::InvalidArgumentError(absl::StrCat("--layers has ", count, " ids; expected 1 to ", kMaxLayers));
+  }
+  for (int64_t layer : layers) RETURN_IF_ERROR(CheckRange("--layers", layer, 0, INT32_MAX));
+  for (size_t i = 1; i < layers.size(); ++i) {
+    if (layers[i] > layers[i - 1]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--layers has ", layers[i], " behind ", layers[i - 1], "; expected ascending ids, each once"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckOptions(const SynthOptions& options) {
@@ -85,15 +100,13 @@ absl::Status CheckOptions(const SynthOptions& options) {
   RETURN_IF_ERROR(CheckRange("--hc", options.hc, 1, kernels::kMaxCopies));
   RETURN_IF_ERROR(CheckRange("--max-ngram", options.max_ngram, 2, kernels::kMaxNgram));
   RETURN_IF_ERROR(CheckRange("--heads", options.heads, 1, kMaxHeads));
-  RETURN_IF_ERROR(CheckRange("--layers", static_cast<int64_t>(options.layers.size()), 1, kMaxLayers));
-  for (size_t i = 0; i < options.layers.size(); ++i) {
-    RETURN_IF_ERROR(CheckRange("--layers", options.layers[i], i == 0 ? 0 : options.layers[i - 1] + 1, INT32_MAX));
-  }
-  RETURN_IF_ERROR(CheckRange("--compressed-vocab", options.compressed_vocab, 2, kMostCompressedVocab));
-  RETURN_IF_ERROR(CheckRange("--dead-tokens", options.dead_tokens, 0, int64_t{1} << 24));
+  RETURN_IF_ERROR(CheckLayers(options.layers));
   // The token map stands in the header, which readers bound (kGgufMaxHeaderBytes).
-  RETURN_IF_ERROR(
-      CheckRange("--vocab", options.vocab, options.compressed_vocab + options.dead_tokens, int64_t{1} << 24));
+  RETURN_IF_ERROR(CheckRange("--vocab", options.vocab, 2, int64_t{1} << 24));
+  RETURN_IF_ERROR(CheckRange("--compressed-vocab", options.compressed_vocab, 2,
+                             std::min<int64_t>(options.vocab, kMostCompressedVocab), ", no more than --vocab"));
+  RETURN_IF_ERROR(CheckRange("--dead-tokens", options.dead_tokens, 0, options.vocab - options.compressed_vocab,
+                             ", what --vocab has beyond --compressed-vocab"));
   RETURN_IF_ERROR(CheckRange("--pad-id", options.pad_id, 0, options.compressed_vocab - 1));
   RETURN_IF_ERROR(CheckRange("--engram-vocab-size", options.engram_vocab_size, 2, kMostEngramVocab));
   RETURN_IF_ERROR(CheckRange("--alignment", options.alignment, 1, int64_t{1} << 20));

@@ -212,7 +212,7 @@ std::optional<int64_t> SessionTable::WriteHistory(const SequenceClaim& claim, Pl
     if (keeps) {
       const std::optional<int64_t> from = history.FirstChange(claim.start_pos, claim.ids);
       history.Truncate(claim.start_pos);
-      history.Append(claim.ids, options_.window);
+      history.Append(claim.ids, WindowOf(claim));
       return from;
     }
     std::vector<int32_t> past(told.begin(), told.end());
@@ -226,8 +226,13 @@ std::optional<int64_t> SessionTable::WriteHistory(const SequenceClaim& claim, Pl
   }
   const std::optional<int64_t> from = born ? std::nullopt : history.FirstChange(plan.past, claim.ids);
   history = std::move(plan.past);
-  history.Append(claim.ids, options_.window);
+  history.Append(claim.ids, WindowOf(claim));
   return from;
+}
+
+// What is kept after a call: the window, and at least what a repetition of the call needs.
+int64_t SessionTable::WindowOf(const SequenceClaim& claim) const {
+  return std::max(options_.window, static_cast<int64_t>(claim.ids.size()) + options_.max_ngram - 1);
 }
 
 // The session of that key unless it has expired; end() then.

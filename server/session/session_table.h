@@ -139,6 +139,7 @@ class SessionTable {
   };
 
   Plan MakePlan(absl::string_view principal, const SequenceClaim& claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t WindowOf(const SequenceClaim& claim) const;
   std::optional<Offender> Check(const SequenceClaim& claim, size_t index, const Plan& plan) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AppendWindow(const SequenceClaim& claim, const Plan& plan, std::vector<int32_t>& windows) const;

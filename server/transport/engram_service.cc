@@ -29,7 +29,7 @@ EngramService::EngramService(Core core)
 
 UnaryCall* EngramService::NewCall(const char* method, grpc::CallbackServerContext* context,
                                   const google::protobuf::Message& request) {
-  return new UnaryCall(method, *context, static_cast<int64_t>(request.ByteSizeLong()), core_.metrics, draining_);
+  return new UnaryCall(method, *context, static_cast<int64_t>(request.ByteSizeLong()), core_.metrics, state_);
 }
 
 // From a decoded call to its answer in `response`, or the refusal.

@@ -32,7 +32,9 @@ class EngramService final : public v1::EngramService::CallbackService {
   grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamResponse>* Stream(grpc::CallbackServerContext* context) override;
 
   // Replies carry the trailer `engram-draining` from now on.
-  void AnnounceDrain() { draining_ = true; }
+  void AnnounceDrain() { state_.draining = true; }
+  // Unary calls that gRPC is not yet done with, and streams' requests not yet answered.
+  int64_t in_flight() const { return state_.in_flight + streams_.in_flight(); }
   // Ends every stream as soon as its requests are answered, and takes no new one.
   void CloseStreams() { streams_.Close(); }
 
@@ -44,7 +46,7 @@ class EngramService final : public v1::EngramService::CallbackService {
 
   const Core core_;
   const v1::GetModelResponse description_;
-  std::atomic<bool> draining_{false};
+  CallState state_;
   StreamSet streams_;
 };
 

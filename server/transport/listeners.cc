@@ -1,13 +1,18 @@
 #include "server/transport/listeners.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <netdb.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 
 #include "absl/strings/match.h"
@@ -29,16 +34,70 @@ absl::Status BadAddress(const std::string& address, absl::string_view why) {
       absl::StrCat("--listen ", address, ": ", why, " (expected host:port or unix:/path)"));
 }
 
-// Does a live server answer on this unix socket? gRPC would silently take the path over.
-bool UnixSocketInUse(const std::string& path) {
+absl::Status CannotListen(const std::string& address, absl::string_view why) {
+  return absl::UnavailableError(absl::StrCat("--listen ", address, ": cannot listen there: ", why));
+}
+
+// A file descriptor, closed at the end.
+class Socket {
+ public:
+  explicit Socket(int family) : fd_(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)) {}
+  ~Socket() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  int fd() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+// gRPC would silently take the path of a live server over, and fails without a reason where it cannot.
+absl::Status CheckUnixFree(const std::string& address, const std::string& path) {
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   std::memcpy(name.sun_path, path.data(), path.size());
-  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  const bool in_use = ::connect(fd, reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0;
-  ::close(fd);
-  return in_use;
+  const auto* to = reinterpret_cast<const sockaddr*>(&name);
+  struct stat file {};
+  if (::lstat(path.c_str(), &file) == 0) {
+    if (!S_ISSOCK(file.st_mode)) return CannotListen(address, "there is a file that is no socket");
+    const Socket probe(AF_UNIX);
+    if (::connect(probe.fd(), to, sizeof name) == 0) return CannotListen(address, "another server answers there");
+    return absl::OkStatus();  // left behind by a server that was killed; gRPC replaces it
+  }
+  const Socket probe(AF_UNIX);
+  if (::bind(probe.fd(), to, sizeof name) != 0) return CannotListen(address, std::strerror(errno));
+  ::unlink(path.c_str());
+  return absl::OkStatus();
+}
+
+absl::Status CheckTcpFree(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  if (const int error = ::getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found); error != 0) {
+    return CannotListen(address, ::gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, &::freeaddrinfo);
+  const Socket probe(found->ai_family);
+  const int on = 1;  // as gRPC does: connections of a server just stopped may linger
+  ::setsockopt(probe.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(probe.fd(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(probe.fd(), 1) != 0) {
+    return CannotListen(address, std::strerror(errno));
+  }
+  return absl::OkStatus();
+}
+
+// One spelling per address: "unix:/run//s" is "unix:/run/s".
+std::string Normal(const std::string& address) {
+  absl::string_view path = address;
+  if (!absl::ConsumePrefix(&path, kUnix)) return address;
+  return std::filesystem::path(std::string(path)).lexically_normal().string();
 }
 
 int ClampToInt(int64_t n) { return static_cast<int>(std::min<int64_t>(n, std::numeric_limits<int>::max())); }
@@ -62,7 +121,10 @@ absl::Status CheckAddress(const std::string& address, bool insecure) {
     return BadAddress(address, "no host and port between 0 and 65535");
   }
   const absl::string_view host = rest.substr(0, colon);
-  const bool loopback = host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
+  in_addr ipv4{};
+  const bool is_ipv4 = ::inet_pton(AF_INET, std::string(host).c_str(), &ipv4) == 1;  // a name may begin with 127. too
+  const bool loopback =
+      host == "localhost" || host == "[::1]" || (is_ipv4 && (ntohl(ipv4.s_addr) >> 24) == IN_LOOPBACKNET);
   if (!loopback && !insecure) {
     return absl::InvalidArgumentError(absl::StrCat("--listen ", address, ": ", host,
                                                    " is not loopback and this server speaks plaintext: bind loopback "
@@ -71,14 +133,27 @@ absl::Status CheckAddress(const std::string& address, bool insecure) {
   return absl::OkStatus();
 }
 
+absl::Status CheckFree(const std::vector<std::string>& addresses) {
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    const std::string& address = addresses[i];
+    const bool any_port = absl::EndsWith(address, ":0");
+    const auto same = [&](const std::string& other) { return Normal(other) == Normal(address); };
+    if (!any_port && std::count_if(addresses.begin(), addresses.end(), same) > 1) {
+      return absl::InvalidArgumentError(absl::StrCat("--listen ", address, ": given more than once"));
+    }
+    absl::string_view path = address;
+    const absl::Status status =
+        absl::ConsumePrefix(&path, kUnix) ? CheckUnixFree(address, std::string(path)) : CheckTcpFree(address);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<Listeners>> Listeners::Start(const ListenerOptions& options, grpc::Service& service) {
   for (const std::string& address : options.addresses) {
     if (const absl::Status status = CheckAddress(address, options.insecure); !status.ok()) return status;
-    absl::string_view path = address;
-    if (absl::ConsumePrefix(&path, kUnix) && UnixSocketInUse(std::string(path))) {
-      return absl::AlreadyExistsError(absl::StrCat("--listen ", address, ": another server answers on this socket"));
-    }
   }
+  if (const absl::Status status = CheckFree(options.addresses); !status.ok()) return status;
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
@@ -102,13 +177,15 @@ absl::StatusOr<std::unique_ptr<Listeners>> Listeners::Start(const ListenerOption
     if (listeners->server_ == nullptr || ports[i] <= 0) {
       // gRPC does not say which address failed or why; the first without a port is the one.
       if (ports[i] > 0) continue;
-      return absl::UnavailableError(absl::StrCat("--listen ", address, ": cannot listen there (is it in use?)"));
+      return CannotListen(address, "gRPC could not bind it");
     }
     listeners->addresses_.push_back(absl::StartsWith(address, kUnix)
                                         ? address
                                         : absl::StrCat(address.substr(0, address.rfind(':')), ":", ports[i]));
   }
   if (listeners->server_ == nullptr) return absl::UnavailableError("gRPC could not start the server");
+  // Probes may ask for the server ("") or for the service by its name.
+  listeners->server_->GetHealthCheckService()->SetServingStatus("engram.v1.EngramService", true);
   return listeners;
 }
 

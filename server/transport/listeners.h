@@ -27,6 +27,10 @@ inline constexpr int64_t kEnvelopeBytes = int64_t{1} << 20;
 // `insecure`.
 absl::Status CheckAddress(const std::string& address, bool insecure);
 
+// Can each address be listened on? Binds and lets go again, so that a server finds out before it loads a model; the
+// refusal names the address and the system's reason. An address given twice is refused too.
+absl::Status CheckFree(const std::vector<std::string>& addresses);
+
 // Serves `service`, the standard health service and reflection on every address. Ready when Start() returns.
 class Listeners {
  public:

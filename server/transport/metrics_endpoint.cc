@@ -11,6 +11,13 @@
 #include "absl/strings/str_cat.h"
 
 namespace engram {
+namespace {
+
+// Connections that send nothing each hold a thread until the timeout: eight of them do not keep a scrape out.
+constexpr char kThreads[] = "9";
+constexpr char kRequestTimeoutMs[] = "5000";
+
+}  // namespace
 
 class MetricsEndpoint::Scrape final : public prometheus::Collectable {
  public:
@@ -36,7 +43,8 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const st
   std::unique_ptr<MetricsEndpoint> endpoint(new MetricsEndpoint);
   endpoint->scrape_ = std::make_shared<Scrape>(metrics.registry(), std::move(before_scrape));
   try {
-    endpoint->exposer_ = std::make_unique<prometheus::Exposer>(address, 1);
+    endpoint->exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", address, "num_threads", kThreads, "request_timeout_ms", kRequestTimeoutMs});
   } catch (const std::exception& e) {  // civetweb's way of saying that it cannot bind
     return absl::UnavailableError(absl::StrCat("--http-listen ", address, ": cannot listen there (", e.what(), ")"));
   }

@@ -28,13 +28,18 @@ bool SequenceDecoder::Decode(const google::protobuf::RepeatedPtrField<v1::Sequen
 
 // T, which everything else is measured against.
 bool SequenceDecoder::CountTokens(const google::protobuf::RepeatedPtrField<v1::Sequence>& sequences) {
+  const int64_t most = context_.limits.max_call_tokens;
+  if (sequences.size() > most) {  // each has at least one token, or is refused anyway: not worth a walk
+    refusals_.Add({Reason::kTooManyTokens, "sequences", absl::StrCat(sequences.size()), absl::StrCat("<= ", most),
+                   absl::StrCat("a call may have ", most, " tokens, this one has ", sequences.size(), " sequences")});
+    return false;
+  }
   for (const v1::Sequence& sequence : sequences) {
     call_.tokens += sequence.token_ids_size();
     call_.sequences.push_back({.tokens = sequence.token_ids_size(), .refused = false});
     masked_ |= !sequence.token_mask().empty();
     if (sequence.token_ids_size() > kMostDecodeTokens) call_.priority = Priority::kPrefill;
   }
-  const int64_t most = context_.limits.max_call_tokens;
   if (call_.tokens > most) {
     refusals_.Add({Reason::kTooManyTokens, "sequences", absl::StrCat(call_.tokens), absl::StrCat("<= ", most),
                    absl::StrCat("a call may have ", most, " tokens, this one has ", call_.tokens)});

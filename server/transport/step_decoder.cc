@@ -34,6 +34,7 @@ class StepDecoder {
         Add(Reason::kSlice, "token_slice", "set", "absent", "a slice of tokens goes with a ticket");
       if (!Sequences(request.sequences())) return refusals_.ToStatus();
     }
+    if (!FewLayers(request.layers_size(), "layers")) return refusals_.ToStatus();
     std::vector<int32_t> ids;
     for (const v1::LayerInput& layer : request.layers()) ids.push_back(layer.layer_id());
     Layers(ids, "layers", ".layer_id");
@@ -49,6 +50,7 @@ class StepDecoder {
     call_.return_values = request.return_values();
     ModelKey(request.model_key());
     if (!Sequences(request.sequences())) return refusals_.ToStatus();
+    if (!FewLayers(request.layer_ids_size(), "layer_ids")) return refusals_.ToStatus();
     Layers({request.layer_ids().begin(), request.layer_ids().end()}, "layer_ids", "");
     Prioritise(request.priority());
     return Finish();
@@ -60,6 +62,7 @@ class StepDecoder {
     LookupForm(request.form());
     const bool by_ticket = !request.ticket().empty();
     const bool by_rows = !request.row_ids().empty();
+    if (!FewLayers(request.layer_ids_size(), "layer_ids")) return refusals_.ToStatus();
     Layers({request.layer_ids().begin(), request.layer_ids().end()}, "layer_ids", "");
     if (by_ticket) {
       Ticket(request.ticket(), request.sequences_size() + request.row_ids_size());
@@ -217,6 +220,26 @@ class StepDecoder {
     return false;
   }
 
+  // Millions of empty messages fit few bytes: their number is looked at before any of them is.
+  bool FewLayers(int given, const std::string& list) {
+    const auto layers = static_cast<int>(context_.model.layers().size());
+    if (given <= layers) return true;
+    Add(Reason::kLayerUnknown, list, absl::StrCat(given), AtMost(layers),
+        absl::StrCat("the model has ", layers, " engram layers, the call names ", given));
+    return false;
+  }
+
+  // The ids, or the first of very many: errors must fit a trailer.
+  std::string LayersServed() const {
+    constexpr size_t kMost = 16;
+    const absl::Span<const EngramLayer> layers = context_.model.layers();
+    std::string served = absl::StrJoin(layers.subspan(0, kMost), ", ", [](std::string* out, const EngramLayer& layer) {
+      absl::StrAppend(out, layer.layer_id);
+    });
+    if (layers.size() > kMost) absl::StrAppend(&served, ", ... (", layers.size(), " layers)");
+    return served;
+  }
+
   void Layers(const std::vector<int32_t>& ids, const std::string& list, const std::string& member) {
     if (ids.empty()) Add(Reason::kEmptyCall, list, "0", ">= 1", "a call needs at least one layer");
     const absl::Span<const EngramLayer> layers = context_.model.layers();
@@ -227,8 +250,7 @@ class StepDecoder {
                                       [&](const EngramLayer& layer) { return layer.layer_id == ids[i]; });
       const auto index = static_cast<size_t>(found - layers.begin());
       if (found == layers.end()) {
-        const std::string served = absl::StrJoin(
-            layers, ", ", [](std::string* out, const EngramLayer& layer) { absl::StrAppend(out, layer.layer_id); });
+        const std::string served = LayersServed();
         Add(Reason::kLayerUnknown, field, absl::StrCat(ids[i]), served,
             absl::StrCat("layer ", ids[i], " is no engram layer of this model; those are ", served));
       } else if (named[index]) {

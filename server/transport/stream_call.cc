@@ -79,6 +79,7 @@ void StreamCall::OnReadDone(bool ok) {
     absl::MutexLock lock(&mutex_);
     ++requests_;
   }
+  ++set_.in_flight_;
   Handle(std::move(request));
   {
     absl::MutexLock lock(&mutex_);
@@ -217,6 +218,8 @@ void StreamCall::Send(const std::shared_ptr<Request>& request, std::unique_ptr<v
   message->set_request_id(request->message.request_id());
   message->set_server_epoch(core_.identity.epoch);
   if (message->last()) {
+    --set_.in_flight_;
+    request->permit.GiveBackTokens();
     const absl::StatusCode code =
         message->has_error() ? static_cast<absl::StatusCode>(message->error().code()) : absl::StatusCode::kOk;
     core_.metrics.CallEnded(request->method, absl::StatusCodeToString(code), absl::Now() - request->started,

@@ -30,6 +30,8 @@ class StreamSet {
   StreamCall* Open(const Core& core, grpc::CallbackServerContext& context);
   // Ends each stream as soon as its requests are answered; new ones end at once.
   void Close();
+  // Requests of all streams whose last reply is not yet queued.
+  int64_t in_flight() const { return in_flight_; }
 
  private:
   friend class StreamCall;
@@ -39,6 +41,7 @@ class StreamSet {
   absl::flat_hash_set<StreamCall*> streams_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::atomic<int64_t> in_flight_{0};
 };
 
 class StreamCall final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamResponse> {

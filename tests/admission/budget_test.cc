@@ -46,6 +46,22 @@ TEST(BudgetTest, AMovedPermitGivesBackOnce) {
   EXPECT_EQ(budget.taken().tokens, 0);
 }
 
+// A client that does not read its reply must not keep others out of the queue.
+TEST(BudgetTest, TokensGoBackWhenComputedAndBytesWhenSent) {
+  Budget budget({.max_tokens = 10, .max_bytes = 100});
+  {
+    absl::StatusOr<Permit> permit = budget.Admit({.tokens = 10, .bytes = 60});
+    ASSERT_TRUE(permit.ok());
+    permit->GiveBackTokens();
+    permit->GiveBackTokens();
+    EXPECT_EQ(budget.taken().tokens, 0);
+    EXPECT_EQ(budget.taken().bytes, 60);
+    EXPECT_TRUE(budget.Admit({.tokens = 10, .bytes = 40}).ok());
+  }
+  EXPECT_EQ(budget.taken().tokens, 0);
+  EXPECT_EQ(budget.taken().bytes, 0);
+}
+
 TEST(BudgetTest, WhatNeverFitsIsSaidToNeverFit) {
   Budget budget({.max_tokens = 10, .max_bytes = 100});
   EXPECT_EQ(ReasonOf(budget.Admit({.tokens = 11, .bytes = 0})), Reason::kTooManyTokens);

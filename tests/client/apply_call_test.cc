@@ -4,7 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "client/error_details.h"
+#include "client/refusal.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/sample_model.h"
@@ -12,8 +15,11 @@
 namespace engram::client {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::SizeIs;
+using testing::StartsWith;
 
 constexpr int64_t kRoom = 64 << 20;
 
@@ -25,10 +31,23 @@ class ApplyCallTest : public testing::Test {
     call_.layers = {LayerRun{.layer_id = 1, .highway = in_, .out = absl::MakeSpan(out_)}};
   }
 
-  void ExpectRefusal(absl::StatusCode code, absl::string_view text, int64_t room = kRoom) {
+  // The reason and the field as the server gives them, and what the text says.
+  void ExpectRefusal(Reason reason, const std::string& field, const std::string& text, int64_t room = kRoom) {
     const absl::Status status = EncodeApply(model_, room, call_).status();
-    EXPECT_EQ(status.code(), code) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(text)));
+    EXPECT_EQ(status.code(), ReasonCode(reason)) << status;
+    EXPECT_EQ(ErrorReason(status), ReasonName(reason)) << status;
+    EXPECT_EQ(ErrorMetadata(status)["field"], field);
+    EXPECT_THAT(ErrorOffenders(status), SizeIs(1));
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(StartsWith(absl::StrCat(ReasonName(reason), ": ", field, ": ")), HasSubstr(text)));
+  }
+
+  // A mistake that no request can hold.
+  void ExpectMisuse(const std::string& text) {
+    const absl::Status status = EncodeApply(model_, kRoom, call_).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_EQ(ErrorReason(status), "");
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
   }
 
   const ModelInfo model_ = SampleModel();
@@ -62,73 +81,90 @@ TEST_F(ApplyCallTest, LookbackIsSentAtPositionZeroToo) {
   EXPECT_THAT(EncodeApply(model_, kRoom, call_)->sequences(0).lookback_token_ids(), ElementsAre(-1, -1, -1));
 }
 
-TEST_F(ApplyCallTest, RefusesBeforeSendingAndNamesTheThing) {
+TEST_F(ApplyCallTest, RefusesBeforeSendingAsTheServerWould) {
   const ApplyCall good = call_;
   const auto again = [&] { call_ = good; };
   call_.sequences.clear();
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "no sequences");
+  ExpectRefusal(Reason::kEmptyCall, "sequences", "at least one sequence");
   again();
   call_.layers.clear();
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "no layers");
+  ExpectRefusal(Reason::kEmptyCall, "layers", "at least one layer");
   again();
   call_.layers[0].layer_id = 2;
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "layers[0].layer_id is 2");
+  ExpectRefusal(Reason::kLayerUnknown, "layers[0].layer_id",
+                "layer 2 is no engram layer of this model; those are 1, 14");
   again();
   call_.layers.push_back(call_.layers[0]);
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "layers[1].layer_id 1 is also layers[0]");
+  ExpectRefusal(Reason::kLayerUnknown, "layers[1].layer_id", "layer 1 is also layers[0]");
   again();
   call_.layers[0].highway.remove_suffix(1);
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "layers[0].highway has 63 bytes, expected 64");
-  again();
-  call_.layers[0].out = call_.layers[0].out.subspan(4);
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "layers[0].out has room for 60 bytes, expected 64");
+  ExpectRefusal(Reason::kHighwaySize, "layers[0].highway", "[2, 2, 4] f32 has 64 bytes, got 63");
   again();
   call_.form = Form::kKv;
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "layers[0].highway has 64 bytes, expected 0");
+  ExpectRefusal(Reason::kHighwaySize, "layers[0].highway", "takes no highway, got 64 bytes");
   again();
   call_.sequences[0].token_ids = {};
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "sequences[0]: token_ids is empty");
+  ExpectRefusal(Reason::kEmptyCall, "sequences[0].token_ids", "at least one token");
+  again();
+  const std::vector<int32_t> placeholder = {5, -1};
+  call_.sequences[0].token_ids = placeholder;
+  ExpectRefusal(Reason::kTokenOutOfRange, "sequences[0].token_ids[1]", "token id -1 is below 0");
   again();
   const std::vector<uint8_t> mask = {1};
   call_.sequences[0].token_mask = mask;
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "token_mask has 1 bytes, expected one per token: 2");
-  again();
-  call_.sequences[0].start_pos = model_.limits.position_limit - 1;
-  ExpectRefusal(absl::StatusCode::kOutOfRange, "positions are [0, 1048576)");
-  again();
-  call_.sequences[0].start_pos = 1;
-  ExpectRefusal(absl::StatusCode::kFailedPrecondition, "sequences[0]: start_pos 1 needs the 3 ids before it");
+  ExpectRefusal(Reason::kTokenMaskLength, "sequences[0].token_mask", "token_mask has 1 bytes for 2 tokens");
   again();
   call_.sequences[0].session = std::string(65, 'x');
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "session has 65 bytes, at most 64");
+  ExpectRefusal(Reason::kSessionLength, "sequences[0].session", "at most 64 bytes, this one has 65");
   again();
   const std::vector<int32_t> lookback = {1, 2};
-  call_.sequences[0].lookback = lookback;
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "both a history and a lookback");
   call_.sequences[0].history = nullptr;
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "lookback has 2 ids, expected N-1 = 3");
-  again();
+  call_.sequences[0].lookback = lookback;
+  ExpectRefusal(Reason::kLookbackLength, "sequences[0].lookback_token_ids", "exactly 3 ids");
+}
+
+TEST_F(ApplyCallTest, PositionsAreRefusedAsTheServerWould) {
+  call_.sequences[0].start_pos = -1;
+  ExpectRefusal(Reason::kPositionGap, "sequences[0].start_pos", "position -1 lies before the sequence's start, 0");
+  call_.sequences[0].history = nullptr;
+  ExpectRefusal(Reason::kPositionGap, "sequences[0].start_pos", "position -1 lies before the sequence's start, 0");
+  call_.sequences[0].start_pos = model_.limits.position_limit - 1;
+  ExpectRefusal(Reason::kPositionLimit, "sequences[0].start_pos", "pass the position limit of 1048576");
+  call_.sequences[0].history = &history_;
+  call_.sequences[0].start_pos = 1;
+  ExpectRefusal(Reason::kPositionGap, "sequences[0].start_pos",
+                "position 1 needs the 3 ids before it, but the history knows positions [0, 0)");
+}
+
+TEST_F(ApplyCallTest, WhatNoServerCanSeeIsAMisuseWithoutAReason) {
+  const ApplyCall good = call_;
+  call_.layers[0].out = call_.layers[0].out.subspan(4);
+  ExpectMisuse("layers[0].out: room for 60 bytes, expected 64");
+  call_ = good;
+  const std::vector<int32_t> lookback = {1, 2, 3};
+  call_.sequences[0].lookback = lookback;
+  ExpectMisuse("sequences[0].lookback: given besides a history");
+  call_ = good;
   SequenceHistory trigrams(3);
   call_.sequences[0].history = &trigrams;
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "3-grams");
-  again();
+  ExpectMisuse("3-grams");
+  call_ = good;
   call_.sequences.push_back(call_.sequences[0]);
-  ExpectRefusal(absl::StatusCode::kInvalidArgument, "share one history");
+  ExpectMisuse("share one history");
 }
 
 TEST_F(ApplyCallTest, OversizedMessagesAreRefusedWithBytesAndLimit) {
-  ExpectRefusal(absl::StatusCode::kResourceExhausted,
-                "the request would carry 64 bytes of tensors, the limit of one message is 63", 63);
+  ExpectRefusal(Reason::kMessageBytes, "layers", "the request would have 64 bytes of tensors, a message may have 63",
+                63);
   call_.form = Form::kKv;
   std::string kv(48, ' ');
   call_.layers[0].highway = {};
   call_.layers[0].out = absl::MakeSpan(kv);
-  ExpectRefusal(absl::StatusCode::kResourceExhausted,
-                "the reply would carry 48 bytes of tensors, the limit of one message is 47", 47);
+  ExpectRefusal(Reason::kMessageBytes, "layers", "the reply would have 48 bytes of tensors, a message may have 47", 47);
   EXPECT_TRUE(EncodeApply(model_, 48, call_).ok());
   const std::vector<int32_t> many(65, 1);
   call_.sequences[0].token_ids = many;
-  ExpectRefusal(absl::StatusCode::kResourceExhausted, "the call has 65 tokens, the limit is 64");
+  ExpectRefusal(Reason::kTooManyTokens, "sequences", "a call may have 64 tokens, this one has 65");
 }
 
 TEST_F(ApplyCallTest, AReplyThatIsNotWhatWasAskedForWritesNothing) {

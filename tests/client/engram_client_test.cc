@@ -191,9 +191,31 @@ TEST_F(ClientTest, ASlowServerMeetsTheDeadline) {
   ApplyCall call = InPlaceCall(0);
   call.timeout = absl::Milliseconds(100);
   const absl::Time start = absl::Now();
-  EXPECT_EQ(client->Apply(call).code(), absl::StatusCode::kDeadlineExceeded);
+  const absl::Status status = client->Apply(call);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(status.message(), "no answer from " + server_.target() + " within 100ms");
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
   EXPECT_EQ(history_.length(), 0);
+}
+
+TEST_F(ClientTest, AServerThatWentAwayIsNamedAndADrainingOneKeepsItsReason) {
+  std::atomic<bool> draining = false;
+  server_.apply = [&draining](auto&, auto&, auto*) {
+    if (!draining) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "gone");
+    google::rpc::ErrorInfo info;
+    info.set_domain("engram");
+    info.set_reason("DRAINING");
+    google::rpc::Status details;
+    details.add_details()->PackFrom(info);
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "DRAINING: server", details.SerializeAsString());
+  };
+  auto client = ConnectOrDie();
+  ASSERT_NE(client, nullptr);
+  EXPECT_EQ(client->Apply(InPlaceCall(0)).message(), server_.target() + ": gone");
+  draining = true;
+  const absl::Status status = client->Apply(InPlaceCall(0));
+  EXPECT_EQ(ErrorReason(status), "DRAINING");
+  EXPECT_EQ(status.message(), "DRAINING: server");
 }
 
 TEST_F(ClientTest, ManyThreadsShareAClient) {
@@ -222,6 +244,7 @@ TEST_F(ClientTest, ADigestThatDiffersNamesBoth) {
   const std::string mine(64, 'a');
   const absl::Status status = Connect(mine).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ErrorReason(status), "DIGEST_MISMATCH");
   EXPECT_THAT(std::string(status.message()), HasSubstr(mine));
   EXPECT_THAT(std::string(status.message()), HasSubstr("1111111111111111"));
   EXPECT_TRUE(Connect(std::string(32, '\x11')).ok()) << "raw bytes";

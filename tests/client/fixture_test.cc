@@ -28,6 +28,7 @@ TEST(Fixture, LoadsWhatTheProjectShips) {
   }
   const Fixture tiny = LoadFixture(DataPath("tiny/expected.json")).value();
   EXPECT_THAT(tiny.layer_ids, ElementsAre(1, 14));
+  EXPECT_THAT(tiny.files, ElementsAre("tiny.gguf"));
   const FixtureCall& first = tiny.cases[0].calls[0];
   EXPECT_EQ(first.layers[1].highway.size(), first.tokens.size() * tiny.hc * tiny.dim);
   EXPECT_EQ(first.layers[1].kv_exact.size(), first.tokens.size() * (tiny.hc + 1) * tiny.dim);
@@ -69,8 +70,11 @@ class SpoiltFixture : public testing::Test {
 
 TEST_F(SpoiltFixture, IsRefusedByName) {
   EXPECT_EQ(Write(json_), "loaded");
-  EXPECT_THAT(Write("[1, 2"), HasSubstr("no JSON object"));
-  EXPECT_THAT(Write("{}"), HasSubstr("is missing"));
+  EXPECT_THAT(Write("[1, 2"), HasSubstr("not a fixture: no JSON object"));
+  EXPECT_THAT(Write("{\"cases\": [1, 2"), HasSubstr("not a fixture: no JSON object"));
+  EXPECT_THAT(Write("{}"), HasSubstr("not a fixture: no key \"cases\""));
+  EXPECT_THAT(Write("{\"cases\": []}"), HasSubstr("not a fixture: no key \"layers\""));
+  EXPECT_THAT(ErrorWith("\"dim\"", "\"no_dim\""), HasSubstr("\"dim\" is missing"));
   EXPECT_THAT(ErrorWith("\"dim\": 64", "\"dim\": 0"), HasSubstr("\"dim\" is 0"));
   EXPECT_THAT(ErrorWith("\"dim\": 64", "\"dim\": \"x\""), HasSubstr("\"dim\""));
   EXPECT_THAT(ErrorWith("\"dim\": 64", "\"dim\": 65"), HasSubstr("case prefill_then_decode, call 0"));
@@ -81,6 +85,13 @@ TEST_F(SpoiltFixture, IsRefusedByName) {
 TEST_F(SpoiltFixture, AShortExpectedBinIsRefused) {
   std::filesystem::resize_file(directory_ / "expected.bin", 600000);
   EXPECT_THAT(Write(json_), HasSubstr("inside the 600000 bytes of expected.bin"));
+}
+
+TEST_F(SpoiltFixture, AnotherFileIsNoFixtureWhateverLiesBesideIt) {
+  std::filesystem::remove(directory_ / "expected.bin");
+  EXPECT_THAT(Write("{\"a\": 1}"), HasSubstr("not a fixture: no key \"cases\""));
+  EXPECT_THAT(Write("GGUF"), HasSubstr("not a fixture: no JSON object"));
+  EXPECT_THAT(Write(json_), HasSubstr("expected.bin: cannot be read"));
 }
 
 TEST(Fixture, AMissingFileIsNamed) {

@@ -193,7 +193,8 @@ TEST_F(ReplayTest, AnotherModelIsNamedBeforeAnythingIsSent) {
   fixture_.rows[1] += 1;
   const absl::Status status = CheckSameModel(client_->model(), fixture_);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("layers[1].rows is 10150, the fixture's is 10151"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("layers[1].rows is 10150, the fixture's is 10151; "
+                                                       "serve the fixture's own, which lies beside it: tiny.gguf"));
 }
 
 }  // namespace

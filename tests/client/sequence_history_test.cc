@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "client/error_details.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -68,7 +69,9 @@ TEST(SequenceHistory, AGapIsAnErrorNotAPad) {
   ASSERT_TRUE(history.Write(0, Ids{1, 2}, {}).ok());
   const absl::Status status = history.Write(3, Ids{5}, {});
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("start_pos 3"));
+  EXPECT_EQ(ErrorReason(status), "POSITION_GAP");
+  EXPECT_EQ(ErrorMetadata(status)["bound"], "[0, 2]");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("position 3"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("[0, 2)"));
   EXPECT_EQ(history.length(), 2);
 }
@@ -86,6 +89,7 @@ TEST(SequenceHistory, SeedIsTheHandOffFromPrefillToDecode) {
 TEST(SequenceHistory, RewindIntoTheUnknownPastOfASeedIsAGapNotAPad) {
   SequenceHistory history = SequenceHistory::Seeded(4, 100, Ids{99, 98, 97}).value();
   EXPECT_EQ(history.Lookback(99).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ErrorMetadata(history.Lookback(99).status())["bound"], "[100, 100]");
   EXPECT_EQ(history.Write(0, Ids{1}, {}).code(), absl::StatusCode::kFailedPrecondition);
 }
 
@@ -101,15 +105,18 @@ TEST(SequenceHistory, SeedRefusesWrongLengthsIdsAndLivePositionsBeforeTheStart) 
   EXPECT_THAT(std::string(SequenceHistory::Seeded(4, 9, Ids{1, 2}).status().message()), HasSubstr("2 ids"));
   EXPECT_THAT(std::string(SequenceHistory::Seeded(4, 9, Ids{1, -2, 3}).status().message()), HasSubstr("lookback[1]"));
   EXPECT_THAT(std::string(SequenceHistory::Seeded(4, 1, Ids{1, 2, -1}).status().message()), HasSubstr("lookback[1]"));
-  EXPECT_FALSE(SequenceHistory::Seeded(4, -1, Ids{-1, -1, -1}).ok());
+  EXPECT_EQ(ErrorReason(SequenceHistory::Seeded(4, -1, Ids{-1, -1, -1}).status()), "POSITION_GAP");
+  EXPECT_EQ(ErrorReason(SequenceHistory::Seeded(4, 9, Ids{1, 2}).status()), "LOOKBACK_LENGTH");
 }
 
 TEST(SequenceHistory, PlaceholderIdsAndWrongMasksChangeNothing) {
   SequenceHistory history(4);
-  EXPECT_THAT(std::string(history.Write(0, Ids{1, -1}, {}).message()), HasSubstr("token_ids[1] is -1"));
+  EXPECT_THAT(std::string(history.Write(0, Ids{1, -1}, {}).message()), HasSubstr("token_ids[1]: token id -1"));
   EXPECT_THAT(std::string(history.Write(0, Ids{1, 2}, Mask{1}).message()), HasSubstr("token_mask has 1"));
-  EXPECT_FALSE(history.Write(0, Ids{}, {}).ok());
-  EXPECT_FALSE(history.Write(-1, Ids{1}, {}).ok());
+  EXPECT_EQ(ErrorReason(history.Write(0, Ids{}, {})), "EMPTY_CALL");
+  const absl::Status negative = history.Write(-1, Ids{1}, {});
+  EXPECT_EQ(negative.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ErrorReason(negative), "POSITION_GAP");
   EXPECT_EQ(history.length(), 0);
 }
 

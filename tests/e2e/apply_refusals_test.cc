@@ -129,6 +129,16 @@ TEST_F(ApplyRefusalsTest, LayerUnknown) {
   ExpectRefused(request, kInvalid, "LAYER_UNKNOWN", "layers[0].layer_id", "2", "1, 14");
 }
 
+// Millions of empty messages fit few bytes: they must not be walked one by one.
+TEST_F(ApplyRefusalsTest, SwarmsOfEmptySequencesAndLayersAreRefusedByTheirNumber) {
+  v1::ApplyRequest request = Good({{"", 0, {1}, {}, {}}});
+  for (int i = 0; i < 257; ++i) request.add_sequences();
+  ExpectRefused(request, grpc::StatusCode::RESOURCE_EXHAUSTED, "TOO_MANY_TOKENS", "sequences", "258", "<= 256");
+  request = Good({{"", 0, {1}, {}, {}}});
+  for (int i = 0; i < 100'000; ++i) request.add_layers();
+  ExpectRefused(request, kInvalid, "LAYER_UNKNOWN", "layers", "100001", "<= 2");
+}
+
 TEST_F(ApplyRefusalsTest, ALayerTwiceIsRefused) {
   v1::ApplyRequest request = Good({{"", 0, {1}, {}, {}}});
   *request.add_layers() = request.layers(0);
@@ -153,6 +163,11 @@ TEST_F(ApplyRefusalsTest, LookbackBeforeTheStartIsMinusOne) {
                 "sequences[0].lookback_token_ids[1]", "7", "-1");
 }
 
+TEST_F(ApplyRefusalsTest, TheLeastPositionDoesNotWrap) {
+  ExpectRefused(Good({{"", INT64_MIN, {1}, {}, {4, 7, -1}}}), grpc::StatusCode::FAILED_PRECONDITION, "POSITION_GAP",
+                "sequences[0].start_pos", "-9223372036854775808", ">= 0");
+}
+
 TEST_F(ApplyRefusalsTest, DuplicateSession) {
   ExpectRefused(Good({{"twin", 0, {1}, {}, {}}, {"twin", 0, {2}, {}, {}}}), kInvalid, "DUPLICATE_SESSION",
                 "sequences[1].session", "4 bytes", "each session once");
@@ -161,7 +176,7 @@ TEST_F(ApplyRefusalsTest, DuplicateSession) {
 TEST_F(ApplyRefusalsTest, SessionLength) {
   EXPECT_TRUE(rpc_->Apply(Good({{std::string(64, 's'), 0, {1}, {}, {}}})).status.ok());
   ExpectRefused(Good({{std::string(65, 's'), 0, {1}, {}, {}}}), kInvalid, "SESSION_LENGTH", "sequences[0].session",
-                "65", "64");
+                "65", "<= 64");
 }
 
 TEST_F(ApplyRefusalsTest, EmptyCall) {
@@ -207,14 +222,14 @@ TEST_F(ApplyRefusalsTest, OneOffenderRefusesTheCallAndTheOthersSessionIsUntouche
 TEST_F(ApplyRefusalsTest, PositionLimit) {
   EXPECT_TRUE(rpc_->Apply(Good({{"", 998, {1, 2}, {}, {1, 2, 3}}})).status.ok());
   ExpectRefused(Good({{"", 999, {1, 2}, {}, {1, 2, 3}}}), grpc::StatusCode::OUT_OF_RANGE, "POSITION_LIMIT",
-                "sequences[0].start_pos", "999", "998");
+                "sequences[0].start_pos", "999", "<= 998");
   ExpectRefused(Good({{"", INT64_MAX, {1, 2}, {}, {1, 2, 3}}}), grpc::StatusCode::OUT_OF_RANGE, "POSITION_LIMIT",
-                "sequences[0].start_pos", "9223372036854775807", "998");
+                "sequences[0].start_pos", "9223372036854775807", "<= 998");
 }
 
 TEST_F(ApplyRefusalsTest, TooManyTokensIsPermanent) {
   const v1::ApplyRequest request = Good({{"", 0, std::vector<int32_t>(257, 1), {}, {}}});
-  ExpectRefused(request, grpc::StatusCode::RESOURCE_EXHAUSTED, "TOO_MANY_TOKENS", "sequences", "257", "256");
+  ExpectRefused(request, grpc::StatusCode::RESOURCE_EXHAUSTED, "TOO_MANY_TOKENS", "sequences", "257", "<= 256");
   const Answer answer = rpc_->Apply(request);
   EXPECT_EQ(answer.pushback, "-1");
   EXPECT_FALSE(answer.retry_info);
@@ -222,12 +237,12 @@ TEST_F(ApplyRefusalsTest, TooManyTokensIsPermanent) {
 
 TEST_F(ApplyRefusalsTest, MessageBytesIsPermanent) {
   const v1::ApplyRequest request = Good({{"", 0, std::vector<int32_t>(129, 1), {}, {}}});
-  ExpectRefused(request, grpc::StatusCode::RESOURCE_EXHAUSTED, "MESSAGE_BYTES", "layers", "132096", "131072");
+  ExpectRefused(request, grpc::StatusCode::RESOURCE_EXHAUSTED, "MESSAGE_BYTES", "layers", "132096", "<= 131072");
   EXPECT_EQ(rpc_->Apply(request).pushback, "-1");
   v1::ApplyRequest kv = Good({{"", 0, std::vector<int32_t>(205, 1), {}, {}}});  // 640 bytes a token
   kv.set_form(v1::FORM_KV);
   kv.mutable_layers(0)->clear_highway();
-  ExpectRefused(kv, grpc::StatusCode::RESOURCE_EXHAUSTED, "MESSAGE_BYTES", "layers", "131200", "131072");
+  ExpectRefused(kv, grpc::StatusCode::RESOURCE_EXHAUSTED, "MESSAGE_BYTES", "layers", "131200", "<= 131072");
 }
 
 TEST_F(ApplyRefusalsTest, DigestMismatch) {

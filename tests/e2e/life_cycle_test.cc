@@ -21,6 +21,7 @@ namespace engram::e2e {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kTiny = std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf";
 
@@ -54,6 +55,34 @@ TEST(LifeCycleTest, ACallInFlightWhenSigtermComesIsAnswered) {
   ::usleep(300'000);  // within the drain delay every call is still served
   stop = true;
   EXPECT_EQ(calls.get(), 0);
+  EXPECT_EQ((*server)->Stop(0), 0);
+}
+
+// gRPC's own shutdown would answer calls that cross it with CANCELLED, which tells a client nothing.
+TEST(LifeCycleTest, CallsThatMeetTheEndOfADrainAreRefusedWithDraining) {
+  auto server = ServerProcess::Start(kTiny, {"--drain-delay-secs", "1"});
+  ASSERT_TRUE(server.ok()) << server.status();
+  v1::ApplyRequest request;
+  request.set_form(v1::FORM_KV);
+  AddSequence(request, {"", 0, {1, 2, 3}, {}, {}});
+  request.add_layers()->set_layer_id(1);
+  std::vector<std::future<Answer>> clients;
+  for (int i = 0; i < 16; ++i) {
+    clients.push_back(std::async(std::launch::async, [&] {
+      Rpc rpc((*server)->tcp_address());
+      for (;;) {
+        Answer answer = rpc.Apply(request, 10'000);
+        if (!answer.status.ok()) return answer;
+      }
+    }));
+  }
+  ::usleep(200'000);
+  ::kill((*server)->pid(), SIGTERM);
+  for (std::future<Answer>& client : clients) {
+    const Answer end = client.get();
+    EXPECT_EQ(end.status.error_code(), grpc::StatusCode::UNAVAILABLE) << end.status.error_message();
+    EXPECT_EQ(end.error.reason(), "DRAINING");
+  }
   EXPECT_EQ((*server)->Stop(0), 0);
 }
 
@@ -101,7 +130,13 @@ TEST(LifeCycleTest, TheStandardHealthServiceSaysServing) {
   Rpc rpc((*server)->unix_address());
   ASSERT_GT(rpc.Model().layers_size(), 0);
   // HealthCheckResponse{status: SERVING}: field 1, varint 1.
-  EXPECT_EQ(RawCall(rpc.channel(), "/grpc.health.v1.Health/Check", ""), std::string("\x08\x01", 2));
+  const std::string serving("\x08\x01", 2);
+  EXPECT_EQ(RawCall(rpc.channel(), "/grpc.health.v1.Health/Check", ""), serving);
+  // HealthCheckRequest{service}: field 1, 23 bytes.
+  EXPECT_EQ(RawCall(rpc.channel(), "/grpc.health.v1.Health/Check",
+                    "\x0a\x17"
+                    "engram.v1.EngramService"),
+            serving);
 }
 
 TEST(LifeCycleTest, ReflectionListsTheService) {
@@ -181,6 +216,10 @@ TEST(StartTest, WhatCannotBeUsedIsOneLineAndExitCode2) {
   std::ofstream(dir.path() + "/lone-00001-of-00002.gguf", std::ios::binary)
       << std::ifstream(std::string(ENGRAM_TEST_DATA) + "/split/split-00001-of-00002.gguf", std::ios::binary).rdbuf();
 
+  ASSERT_EQ(RunToEnd({ENGRAM_MODEL, "synth", "--preset", "tiny", "--dim", "2048", "--out", dir.path() + "/wide.gguf"})
+                .exit_code,
+            0);
+
   const std::vector<Refused> cases = {
       {"missing", {"--model", "missing.gguf"}, "missing.gguf"},
       {"empty", {"--model", dir.path() + "/empty.gguf"}, "empty.gguf"},
@@ -200,7 +239,17 @@ TEST(StartTest, WhatCannotBeUsedIsOneLineAndExitCode2) {
       {"long socket", {"--model", kTiny, "--listen", "unix:/" + std::string(200, 'x')}, "at most 107"},
       {"no such folder",
        {"--model", kTiny, "--http-listen", "off", "--listen", "unix:/no/such/folder/s"},
-       "cannot listen"},
+       "No such file or directory"},
+      {"a file there",
+       {"--model", kTiny, "--http-listen", "off", "--listen", "unix:" + dir.path() + "/noise.gguf"},
+       "no socket"},
+      {"given twice",
+       {"--model", kTiny, "--http-listen", "off", "--listen", "unix:/tmp/x,unix:/tmp/x"},
+       "more than once"},
+      {"message too small",
+       {"--model", dir.path() + "/wide.gguf", "--http-listen", "off", "--listen", "127.0.0.1:0", "--max-message-bytes",
+        "4096"},
+       "one token of this model takes up to"},
   };
   for (const Refused& c : cases) {
     std::vector<std::string> command = {ENGRAM_SERVER};
@@ -209,7 +258,8 @@ TEST(StartTest, WhatCannotBeUsedIsOneLineAndExitCode2) {
     EXPECT_EQ(finished.exit_code, 2) << c.name << ": " << finished.err;
     EXPECT_THAT(finished.err, HasSubstr(c.says)) << c.name;
     EXPECT_EQ(finished.out, "") << c.name;
-    // The last line is the refusal; the log may stand before it.
+    // The last line is the refusal; the server's log may stand before it, gRPC's may not.
+    EXPECT_THAT(finished.err, Not(HasSubstr("chttp2"))) << c.name;
     const std::string last = finished.err.substr(0, finished.err.size() - 1);
     EXPECT_EQ(last.substr(last.rfind('\n') + 1).rfind("engram-server: ", 0), 0) << c.name << ": " << finished.err;
   }

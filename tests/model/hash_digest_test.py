@@ -141,7 +141,8 @@ def main(tool, data):
             failed = subprocess.run([tool] + wrong, capture_output=True, text=True)
             assert failed.returncode == 2 and failed.stderr != "", (wrong, failed)
         twin = subprocess.run([tool, "synth", "--out", os.path.join(folder, "env.gguf")], check=True,
-                              capture_output=True, env={**os.environ, "ENGRAM_DIM": "80", "ENGRAM_PRESET": "tiny"})
+                              capture_output=True, env={**os.environ, "ENGRAM_MODEL_SYNTH_DIM": "80",
+                                                        "ENGRAM_MODEL_SYNTH_PRESET": "tiny"})
         assert twin.returncode == 0
         seen = json.loads(subprocess.run([tool, "inspect", os.path.join(folder, "env.gguf"), "--json"], check=True,
                                          stdout=subprocess.PIPE).stdout)

@@ -164,7 +164,9 @@ class PlainModel {
       }
       if (!changed.empty()) expected.rollbacks[key] = *changed.begin();
     }
-    while (static_cast<int64_t>(after.size()) > window_) after.erase(after.begin());
+    // The window, and at least what a repetition of this call needs.
+    const int64_t kept = std::max(window_, static_cast<int64_t>(claim.ids.size()) + before_);
+    while (static_cast<int64_t>(after.size()) > kept) after.erase(after.begin());
     session.known = after;
     if (claim.step.has_value()) session.step = claim.step;
   }
