@@ -70,10 +70,13 @@ absl::StatusOr<StepCall> DecodeLookup(const v1::LookupRequest& request, const De
 // The highways of an ApplyRequest, by layer; null where the form reads none.
 std::vector<const void*> HighwaysOf(const v1::ApplyRequest& request, const StepCall& call);
 
+// Memory that a Prepare's result takes.
+int64_t PreparedBytes(const StepCall& call, const StepShape& shape);
+
 // Sizes one layer's payloads in `output` and returns where the engine reads and writes; valid as long as neither moves.
-// `kv`: where a Prepare's kv goes, null for others.
+// A Prepare's kv has no place yet.
 CallLayer LayOut(const StepCall& call, int layer_index, const EngramModel& model, const StepShape& shape,
-                 const void* highway, kernels::Bf16* kv, v1::LayerOutput& output);
+                 const void* highway, v1::LayerOutput& output);
 
 // Takes the tokens of refused sequences out of a layer's payloads.
 void DropRefused(const StepCall& call, const std::vector<CallSequence>& sequences, const StepShape& shape,

@@ -53,6 +53,12 @@ class StepDecoder {
     if (!FewLayers(request.layer_ids_size(), "layer_ids")) return refusals_.ToStatus();
     Layers({request.layer_ids().begin(), request.layer_ids().end()}, "layer_ids", "");
     Prioritise(request.priority());
+    const int64_t bytes = PreparedBytes(call_, context_.shape);
+    if (bytes > context_.limits.prepare_memory_bytes) {
+      Add(Reason::kTooManyTokens, "sequences", absl::StrCat(bytes), AtMost(context_.limits.prepare_memory_bytes),
+          absl::StrCat("the result of ", call_.tokens, " tokens takes ", bytes,
+                       " bytes, all prepared results together ", "may take ", context_.limits.prepare_memory_bytes));
+    }
     return Finish();
   }
 
@@ -393,8 +399,14 @@ std::vector<const void*> HighwaysOf(const v1::ApplyRequest& request, const StepC
   return highways;
 }
 
+int64_t PreparedBytes(const StepCall& call, const StepShape& shape) {
+  const int64_t kv = static_cast<int64_t>(call.layers.size()) * shape.kv_values() * 2;
+  const int64_t ids = int64_t{shape.layers} * shape.columns * 8;
+  return call.tokens * (kv + ids);
+}
+
 CallLayer LayOut(const StepCall& call, int layer_index, const EngramModel& model, const StepShape& shape,
-                 const void* highway, kernels::Bf16* kv, v1::LayerOutput& output) {
+                 const void* highway, v1::LayerOutput& output) {
   output.set_layer_id(static_cast<int32_t>(model.layers()[static_cast<size_t>(layer_index)].layer_id));
   const auto tokens = static_cast<size_t>(call.tokens);
   CallLayer layer{.layer = layer_index, .highway = highway, .out = nullptr, .gates = nullptr, .value = nullptr};
@@ -429,7 +441,6 @@ CallLayer LayOut(const StepCall& call, int layer_index, const EngramModel& model
       gates();
       break;
     case Form::kPrepare:
-      layer.out = kv;
       if (call.return_values) value();
       break;
   }

@@ -15,7 +15,8 @@ class SequenceCommit {
     StepCall& step = reply_.call;
     std::string ticket;
     if (step.form == Form::kPrepare) {
-      absl::StatusOr<std::string> reserved = core_.tickets.Reserve(core_.principal, PreparedBytes(), stream_);
+      absl::StatusOr<std::string> reserved =
+          core_.tickets.Reserve(core_.principal, PreparedBytes(step, core_.shape), stream_);
       if (!reserved.ok()) return reserved.status();
       ticket = *std::move(reserved);
     }
@@ -30,15 +31,25 @@ class SequenceCommit {
     reply_.ticket = std::move(ticket);
     TakeRefusals(call, committed->refused);
     TakeWindows(call, committed->windows);
+    if (step.form == Form::kPrepare) MakeRoom(call);
     return absl::OkStatus();
   }
 
  private:
-  int64_t PreparedBytes() const {
+  // Memory for the result: only now, since the ticket store has a bound and a queue of Prepares has none of bytes.
+  void MakeRoom(Call& call) {
     const StepCall& step = reply_.call;
-    const int64_t kv = static_cast<int64_t>(step.layers.size()) * core_.shape.kv_values() * 2;
-    const int64_t ids = int64_t{core_.shape.layers} * core_.shape.columns * 8;
-    return step.tokens * (kv + ids);
+    auto prepared = std::make_shared<Prepared>();
+    prepared->tokens = step.tokens;
+    prepared->token_mask = step.token_mask;
+    const auto tokens = static_cast<size_t>(step.tokens);
+    prepared->ids.resize(tokens * static_cast<size_t>(core_.shape.layers * core_.shape.columns));
+    for (CallLayer& layer : call.layers) {
+      prepared->layers.push_back({layer.layer, {}});
+      prepared->layers.back().kv.resize(tokens * static_cast<size_t>(core_.shape.kv_values()));
+      layer.out = prepared->layers.back().kv.data();
+    }
+    call.preparing = std::move(prepared);
   }
 
   std::vector<TicketSpan> Spans() const {
@@ -89,19 +100,6 @@ class SequenceCommit {
   const uint64_t stream_;
 };
 
-std::shared_ptr<Prepared> NewPrepared(const Core& core, const StepCall& step) {
-  auto prepared = std::make_shared<Prepared>();
-  prepared->tokens = step.tokens;
-  prepared->token_mask = step.token_mask;
-  const auto tokens = static_cast<size_t>(step.tokens);
-  prepared->ids.resize(tokens * static_cast<size_t>(core.shape.layers * core.shape.columns));
-  for (const int layer : step.layers) {
-    prepared->layers.push_back({layer, {}});
-    prepared->layers.back().kv.resize(tokens * static_cast<size_t>(core.shape.kv_values()));
-  }
-  return prepared;
-}
-
 std::vector<std::string> SessionKeys(const Core& core, const StepCall& step) {
   std::vector<std::string> keys;
   for (const SequenceClaim& claim : step.claims) {
@@ -113,10 +111,9 @@ std::vector<std::string> SessionKeys(const Core& core, const StepCall& step) {
 
 void LayOutAll(const Core& core, StepReply& reply, Call& call) {
   for (size_t i = 0; i < reply.call.layers.size(); ++i) {
-    kernels::Bf16* kv = call.preparing == nullptr ? nullptr : call.preparing->layers[i].kv.data();
     const void* highway = reply.highways.empty() ? nullptr : reply.highways[i];
     call.layers.push_back(
-        LayOut(reply.call, reply.call.layers[i], *core.model, core.shape, highway, kv, *reply.outputs[i]));
+        LayOut(reply.call, reply.call.layers[i], *core.model, core.shape, highway, *reply.outputs[i]));
   }
 }
 
@@ -148,7 +145,6 @@ void RunStep(const Core& core, StepReply& reply, StepHooks hooks) {
   call->slice = step.slice;
   call->deadline = hooks.deadline;
   call->session_keys = SessionKeys(core, step);
-  if (step.form == Form::kPrepare) call->preparing = NewPrepared(core, step);
   LayOutAll(core, reply, *call);
 
   call->cancelled = std::move(hooks.cancelled);

@@ -192,7 +192,8 @@ TEST_F(ApplyRefusalsTest, EmptyCall) {
 TEST_F(ApplyRefusalsTest, UnknownEnumValuesAreRefusedByName) {
   v1::ApplyRequest request = Good({{"", 0, {1}, {}, {}}});
   request.set_form(static_cast<v1::Form>(77));
-  ExpectRefused(request, kInvalid, "FORM", "form", "77", "FORM_HIGHWAY (1) or FORM_KV (2)");
+  ExpectRefused(request, kInvalid, "FORM", "form", "77",
+                "FORM_HIGHWAY (1), FORM_KV (2), FORM_UPDATE (5), FORM_GATE (6)");
   request = Good({{"", 0, {1}, {}, {}}});
   request.set_highway_dtype(static_cast<v1::HighwayDtype>(9));
   ExpectRefused(request, kInvalid, "DTYPE", "highway_dtype", "9", "HIGHWAY_DTYPE_F32 (1) or HIGHWAY_DTYPE_BF16 (2)");

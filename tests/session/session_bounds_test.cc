@@ -92,7 +92,18 @@ TEST(SessionMemoryTest, AForkedParentOutlivesWhatWasUsedBeforeItButNotTheChildre
 
 TEST_F(SessionTableTest, ALongPrefillDoesNotLeaveItsCapacityBehind) {
   ASSERT_TRUE(Commit("s", 0, Ids(100'000, 5)).ok());
-  EXPECT_LT(table_.stats().bytes, 64 * 4 + 400);
+  ASSERT_TRUE(Commit("s", 100'000, {5}).ok());
+  EXPECT_LT(table_.stats().bytes, 64 * 9 / 8 * 4 + 400);
+}
+
+TEST_F(SessionTableTest, ACallLongerThanTheWindowCanBeRepeated) {
+  ASSERT_TRUE(Commit("s", 0, Ids(50, 1)).ok());
+  for (const size_t tokens : {61u, 62u, 64u, 500u}) {
+    const Ids first = *Commit("s", 50, Ids(tokens, 2));
+    const absl::StatusOr<Ids> again = Commit("s", 50, Ids(tokens, 2));
+    ASSERT_TRUE(again.ok()) << tokens << ": " << again.status();
+    EXPECT_EQ(*again, first);
+  }
 }
 
 TEST(SessionMemoryTest, ADeepRewindGivesItsMemoryBack) {
