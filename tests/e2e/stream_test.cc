@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -212,13 +213,16 @@ TEST_F(StreamTest, AStreamThatVanishesFreesEverything) {
 }
 
 TEST_F(StreamTest, AnIdleStreamDoesNotHoldADrainUp) {
-  Start({"--drain-timeout-secs", "60"});
+  Start({"--drain-delay-secs", "1", "--drain-timeout-secs", "60"});
+  auto end = std::async(std::launch::async, [this] {
+    v1::StreamResponse response;
+    EXPECT_FALSE(stream_->Read(&response));
+    return stream_->Finish();
+  });
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(server_->Stop(SIGTERM), 0);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
-  v1::StreamResponse response;
-  EXPECT_FALSE(stream_->Read(&response));
-  const grpc::Status status = stream_->Finish();
+  const grpc::Status status = end.get();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(ReasonOf(status), "DRAINING");
 }
