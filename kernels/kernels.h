@@ -112,6 +112,11 @@ const Kernels& ReferenceKernels();
 // All threads of `workers`, loops that the compiler vectorises.
 const Kernels& CpuKernels();
 
+// Rows as the file holds them: out [tokens][columns][kQ2KBlockBytes], unaligned; ids as for GatherRowsFn, -1 gives a
+// row of zero bytes (which decodes to zeros). One for all twins: there is nothing to compute.
+void CopyRows(const TableView& table, const int64_t* ids, int64_t id_stride, int64_t tokens, int columns, uint8_t* out,
+              Workers& workers);
+
 // One row, scalar: decodes a Q2_K block of kQ2KBlockBytes (unaligned) to f32, exactly as ggml does.
 void DecodeQ2K(const uint8_t* block, float out[kRowValues]);
 

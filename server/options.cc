@@ -99,6 +99,16 @@ void Declare(CLI::App& app, ServerOptions& o) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->type_name("POSITIONS");
 
+  const std::string prepared = "Prepared results";
+  Flag(app, "--prepare-memory-bytes", o.prepare_memory_bytes, "Of all prepared results; then Prepare is refused",
+       prepared)
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(kMiB, 1024 * kGiB))
+      ->type_name("BYTES");
+  Flag(app, "--ticket-ttl-ms", o.ticket_ttl_ms, "A ticket is good this long at the most", prepared)
+      ->check(CLI::Range(int64_t{1}, int64_t{86'400'000}))
+      ->type_name("MILLISECONDS");
+
   const std::string life = "Life cycle";
   Flag(app, "--drain-delay-secs", o.drain_delay_secs, "After SIGTERM, serve on this long while clients move away", life)
       ->check(CLI::Range(int64_t{0}, int64_t{86400}))

@@ -32,6 +32,9 @@ struct ServerOptions {
   int64_t session_window = 8192;
   int64_t position_limit = 1 << 20;
 
+  int64_t prepare_memory_bytes = int64_t{1} << 30;
+  int64_t ticket_ttl_ms = 10000;
+
   int64_t drain_delay_secs = 5;
   int64_t drain_timeout_secs = 30;
 

@@ -11,6 +11,7 @@
 #include "server/admission/budget.h"
 #include "server/engine/cpu_backend.h"
 #include "server/engine/engine.h"
+#include "server/engine/ticket_store.h"
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
 #include "server/session/session_table.h"
@@ -70,7 +71,9 @@ CallLimits LimitsOf(const ServerOptions& options) {
   return {.max_call_tokens = options.max_queue_tokens,
           .max_message_bytes = options.max_message_bytes,
           .position_limit = options.position_limit,
-          .session_window = options.session_window};
+          .session_window = options.session_window,
+          .prepare_memory_bytes = options.prepare_memory_bytes,
+          .ticket_ttl_ms = options.ticket_ttl_ms};
 }
 
 class RunningServer final : public Server {
@@ -83,15 +86,20 @@ class RunningServer final : public Server {
                    .window = options.session_window,
                    .memory_bytes = options.session_memory_bytes,
                    .ttl = absl::Seconds(options.session_ttl_secs)}),
+        tickets_({.epoch = epoch_,
+                  .memory_bytes = options.prepare_memory_bytes,
+                  .ttl = absl::Milliseconds(options.ticket_ttl_ms)}),
         engine_(model_,
                 std::make_unique<CpuBackend>(model_, kernels::CpuKernels(),
                                              CpuBackendOptions{options.threads, options.max_batch_tokens}),
-                EngineOptions{options.max_batch_tokens}, metrics_),
+                ShapeOf(*model_), EngineOptions{options.max_batch_tokens}, metrics_),
         service_({.model = model_,
+                  .shape = ShapeOf(*model_),
                   .limits = LimitsOf(options),
-                  .identity = {RandomEpoch(), engine_.backend().name(), engine_.backend().numerics_id()},
+                  .identity = {epoch_, engine_.backend().name(), engine_.backend().numerics_id()},
                   .budget = budget_,
                   .sessions = sessions_,
+                  .tickets = tickets_,
                   .engine = engine_,
                   .metrics = metrics_}) {
     metrics_.SetModel(DigestHex(model_->hash_digest()), DigestHex(model_->config_digest()), engine_.backend().name(),
@@ -128,6 +136,7 @@ class RunningServer final : public Server {
     // From here on calls are refused with DRAINING, which sends clients elsewhere. gRPC's own shutdown answers calls
     // that cross it with a bare CANCELLED, so it comes last: when nothing is in flight, and a little later.
     budget_.Close();
+    service_.CloseStreams();
     const absl::Time end = absl::Now() + absl::Seconds(options_.drain_timeout_secs);
     while (service_.in_flight() > 0 && absl::Now() < end) absl::SleepFor(absl::Milliseconds(5));
     absl::SleepFor(std::min(kRefusing, absl::Seconds(options_.drain_delay_secs)));
@@ -139,6 +148,8 @@ class RunningServer final : public Server {
   void RefreshGauges() {
     metrics_.SetQueueTokens(budget_.taken().tokens);
     const SessionStats stats = sessions_.stats();
+    const TicketStats tickets = tickets_.stats();
+    metrics_.SetTickets(tickets.tickets, tickets.bytes);
     metrics_.SetSessions(stats.sessions, stats.bytes, stats.evicted_idle, stats.evicted_memory);
   }
 
@@ -146,8 +157,10 @@ class RunningServer final : public Server {
   const ServerOptions options_;
   Metrics metrics_;
   const std::shared_ptr<const EngramModel> model_;
+  const uint64_t epoch_ = RandomEpoch();
   Budget budget_;
   SessionTable sessions_;
+  TicketStore tickets_;
   Engine engine_;
   EngramService service_;
   std::unique_ptr<MetricsEndpoint> metrics_endpoint_;

@@ -1,9 +1,11 @@
 // Where a step is computed: host memory today, a GPU beside it.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <string>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/step.h"
 
@@ -11,6 +13,7 @@ namespace engram {
 
 struct StepTimes {
   absl::Duration hash, gather, project, gate;  // summed over the step's layers
+  int64_t rows_gathered = 0;
 };
 
 // Used by one thread at a time.
@@ -18,8 +21,9 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  // Computes the step: writes every slice's `out`. A failure means that no output may be used.
-  virtual absl::StatusOr<StepTimes> Run(const Step& step) = 0;
+  // Computes the step: writes every slice's outputs, layer by layer, and calls layer_done(i) when step.layers[i] is
+  // written, before the next begins. A failure means that no output of a layer not yet done may be used.
+  virtual absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) = 0;
 
   virtual std::string name() const = 0;  // "cpu"
   // What decides the bits of everything but rows: backend, ISA, algorithm set. docs/numerics.md.

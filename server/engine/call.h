@@ -1,49 +1,94 @@
-// A call as the engine sees it: token counts, plain pointers, and three functions that lead back to whoever submitted
-// it.
+// A call as the engine sees it: token counts, plain pointers, and functions that lead back to whoever submitted it.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/kernels.h"
+#include "server/engine/prepared.h"
 
 namespace engram {
 
-// Where the work is cut between server and worker: what the reply holds.
+// Where the work is cut between server and worker: what is written to a layer's outputs.
 enum class Form {
-  kHighway,  // the updated highway, [T, hc, dim]
-  kKv,       // [T, dim * (hc + 1)] bf16
+  kHighway,     // out: the updated highway, [T, hc, dim]
+  kKv,          // out: [T, dim * (hc + 1)] bf16, or of an output slice
+  kRowsNative,  // out: the file's row bytes, [T, columns, 84], or of a column slice
+  kRowsBf16,    // out: [T, columns * 256] bf16, or of a column slice
+  kUpdate,      // gates [T, hc] f32 and value [T, dim] bf16
+  kGate,        // gates
+  kPrepare,     // kv, whole, and the row ids, for a ticket
 };
 
+// Does the form need kv, or rows alone?
+constexpr bool NeedsKv(Form form) { return form != Form::kRowsNative && form != Form::kRowsBf16; }
+// Does the form read a highway?
+constexpr bool ReadsHighway(Form form) {
+  return form == Form::kHighway || form == Form::kUpdate || form == Form::kGate;
+}
+
+enum class Priority { kDecode, kPrefill };
+
+// Outputs of one layer, each for all tokens of the call in their order (those of refused sequences too: their places
+// are not written). Unaligned, except `gates` and `value`.
 struct CallLayer {
-  int layer = 0;                  // index into EngramModel::layers()
-  const void* highway = nullptr;  // [T, hc, dim] of highway_type, unaligned; null unless the form is kHighway
-  void* out = nullptr;            // the whole of what the form says, unaligned; may be `highway`
+  int layer = 0;                   // index into EngramModel::layers()
+  const void* highway = nullptr;   // [T, hc, dim] of highway_type; null unless the form reads it
+  void* out = nullptr;             // may be `highway`
+  float* gates = nullptr;          // [T, hc]
+  kernels::Bf16* value = nullptr;  // [T, dim]
+};
+
+struct CallSequence {
+  int64_t tokens = 0;
+  bool refused = false;  // by a partial_ok call: nothing of it is computed
+};
+
+// The range of columns or outputs asked for; all of them unless set.
+struct OutputSlice {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool whole() const { return end == 0; }
 };
 
 // The submitter keeps every pointer good until `done` is called.
 struct Call {
   Form form = Form::kHighway;
   kernels::HighwayType highway_type = kernels::HighwayType::kF32;
-  std::vector<CallLayer> layers;         // >= 1, each layer once
-  std::vector<int64_t> sequence_tokens;  // tokens of each sequence, >= 1 each
-  int64_t tokens = 0;                    // their sum, T
-  std::vector<uint8_t> token_mask;       // [T], 0 = masked; empty: all live
+  Priority priority = Priority::kDecode;
+  std::vector<CallLayer> layers;        // each layer once; empty only where tokens is 0
+  std::vector<CallSequence> sequences;  // a call by ticket or row ids is one sequence
+  int64_t tokens = 0;                   // their sum, T; 0: the call is its commit and nothing else
+  std::vector<uint8_t> token_mask;      // [T], 0 = masked; empty: all live
+  OutputSlice slice;
   absl::Time deadline = absl::InfiniteFuture();
+  // Names of the sessions it touches. A call never overtakes one that came before it and touches the same.
+  std::vector<std::string> session_keys;
 
-  // The commit point: called once, on the engine thread, in the order of Submit(), when the call leaves the queue for
-  // its first batch. Returns for each sequence its window, concatenated: the N-1 compressed ids before it, then its
-  // own.
-  absl::AnyInvocable<absl::StatusOr<std::vector<int32_t>>()> commit;
+  // Where the tokens' rows come from: one of the three.
+  std::vector<int32_t> windows;              // per sequence the N-1 compressed ids before it, then its own
+  std::vector<int64_t> row_ids;              // [T][layers of the call][columns], -1 = a row of zeros
+  std::shared_ptr<const Prepared> prepared;  // tokens [prepared_first, prepared_first + T) of it
+  int64_t prepared_first = 0;
+  std::shared_ptr<Prepared> preparing;  // kPrepare: what is being made
+
+  // The commit point: called once, on the engine thread, in the order of arrival (of calls that touch a common
+  // session), when the call leaves the queue for its first batch. Fills in windows or prepared where they depend on
+  // state, and `refused` of sequences.
+  absl::AnyInvocable<absl::Status(Call&)> commit;
   // True once nobody wants the answer any more. Any thread.
   absl::AnyInvocable<bool() const> cancelled;
-  // Called exactly once, on the engine thread (or in Submit() after a stop): the call is over, and with OK every `out`
+  // Layer layers[index] is written for all tokens of the call. Engine thread, ascending layers, before `done`; may be
+  // empty. Must not block.
+  absl::AnyInvocable<void(const Call&, size_t index)> layer_done;
+  // Called exactly once, on the engine thread (or in Submit() after a stop): the call is over, and with OK every output
   // is written. Must not block.
-  absl::AnyInvocable<void(absl::Status)> done;
+  absl::AnyInvocable<void(Call&, absl::Status)> done;
 };
 
 }  // namespace engram

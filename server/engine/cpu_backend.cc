@@ -20,17 +20,27 @@ class Stopwatch {
   const absl::Time start_ = absl::Now();
 };
 
-int64_t TokensOf(const StepLayer& work) {
-  int64_t tokens = 0;
-  for (const StepSlice& slice : work.slices) tokens += slice.tokens;
-  return tokens;
-}
+// Is this slice's kv to be computed here?
+bool WantsProjection(const StepSlice& slice) { return NeedsKv(slice.form) && slice.kv == nullptr; }
 
 }  // namespace
 
+StepShape ShapeOf(const EngramModel& model) {
+  const EngramGeometry& g = model.geometry();
+  return {.max_ngram = g.max_ngram,
+          .layers = static_cast<int>(model.layers().size()),
+          .columns = g.columns,
+          .copies = g.copies,
+          .dim = g.dim};
+}
+
 CpuBackend::CpuBackend(std::shared_ptr<const EngramModel> model, const kernels::Kernels& kernels,
                        CpuBackendOptions options)
-    : model_(std::move(model)), kernels_(kernels), options_(options), workers_(options.threads) {
+    : model_(std::move(model)),
+      kernels_(kernels),
+      options_(options),
+      shape_(ShapeOf(*model_)),
+      workers_(options.threads) {
   const EngramGeometry& g = model_->geometry();
   const auto tokens = static_cast<size_t>(options_.max_batch_tokens);
   ids_.resize(tokens * model_->layers().size() * static_cast<size_t>(g.columns));
@@ -40,67 +50,151 @@ CpuBackend::CpuBackend(std::shared_ptr<const EngramModel> model, const kernels::
 
 std::string CpuBackend::numerics_id() const { return absl::StrCat("cpu/", kernels_.name); }
 
-// Rows of the layer's tokens, packed in slice order. Neighbouring slices are gathered as one.
-void CpuBackend::GatherLayer(const StepLayer& work, const EngramLayer& layer) {
-  const EngramGeometry& g = model_->geometry();
-  const int64_t id_stride = static_cast<int64_t>(model_->layers().size()) * g.columns;
-  int64_t packed = 0;
-  for (size_t i = 0; i < work.slices.size();) {
-    const int64_t first = work.slices[i].first;
+absl::Status CpuBackend::CheckSize(const Step& step) const {
+  int64_t most = step.hashed_tokens;
+  for (const StepLayer& work : step.layers) {
     int64_t tokens = 0;
-    for (; i < work.slices.size() && work.slices[i].first == first + tokens; ++i) tokens += work.slices[i].tokens;
-    kernels_.gather_rows(layer.table, ids_.data() + first * id_stride + int64_t{work.layer} * g.columns, id_stride,
-                         tokens, g.columns, rows_.data() + packed * g.inputs(), workers_);
-    packed += tokens;
+    for (const StepSlice& slice : work.slices) tokens += slice.tokens;
+    most = std::max(most, tokens);
+  }
+  if (most <= options_.max_batch_tokens) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("a step of ", most, " tokens, built for ", options_.max_batch_tokens));
+}
+
+void CpuBackend::Hash(const Step& step) {
+  const int64_t per_token = int64_t{shape_.layers} * shape_.columns;
+  int64_t* ids = ids_.data();
+  for (const WindowRun& run : step.runs) {
+    kernels_.hash_window(model_->hash_tables(), run.window, run.tokens, ids, workers_);
+    ids += run.tokens * per_token;
+  }
+  for (const IdCopy& copy : step.id_copies) {
+    std::memcpy(copy.to, ids_.data() + copy.first * per_token,
+                static_cast<size_t>(copy.tokens * per_token) * sizeof(int64_t));
   }
 }
 
-absl::StatusOr<StepTimes> CpuBackend::Run(const Step& step) {
-  if (step.tokens > options_.max_batch_tokens) {
-    return absl::InternalError(
-        absl::StrCat("a step of ", step.tokens, " tokens, built for ", options_.max_batch_tokens));
+CpuBackend::IdRange CpuBackend::IdsOf(const StepSlice& slice, int layer) const {
+  if (slice.ids != nullptr) return {slice.ids, slice.id_stride};
+  const int64_t stride = int64_t{shape_.layers} * shape_.columns;
+  return {ids_.data() + slice.first * stride + int64_t{layer} * shape_.columns, stride};
+}
+
+// Rows of the tokens whose kv is computed here, packed in slice order; returns their number. Slices whose ids follow
+// one another are gathered as one.
+int64_t CpuBackend::GatherForKv(const StepLayer& work, const EngramLayer& layer) {
+  int64_t packed = 0;
+  for (size_t i = 0; i < work.slices.size();) {
+    if (!WantsProjection(work.slices[i])) {
+      ++i;
+      continue;
+    }
+    const IdRange range = IdsOf(work.slices[i], work.layer);
+    int64_t tokens = work.slices[i].tokens;
+    for (++i; i < work.slices.size() && WantsProjection(work.slices[i]); ++i) {
+      const IdRange next = IdsOf(work.slices[i], work.layer);
+      if (next.stride != range.stride || next.ids != range.ids + tokens * range.stride) break;
+      tokens += work.slices[i].tokens;
+    }
+    kernels_.gather_rows(layer.table, range.ids, range.stride, tokens, shape_.columns,
+                         rows_.data() + packed * model_->geometry().inputs(), workers_);
+    packed += tokens;
   }
-  const EngramGeometry& g = model_->geometry();
-  const auto kv_bytes = static_cast<size_t>(g.outputs()) * sizeof(kernels::Bf16);
+  return packed;
+}
+
+void CpuBackend::CopyKv(const StepSlice& slice, const kernels::Bf16* kv) const {
+  const int64_t all = shape_.kv_values();
+  if (slice.range.whole()) {
+    std::memcpy(slice.out, kv, static_cast<size_t>(slice.tokens * all) * sizeof(*kv));
+    return;
+  }
+  const size_t bytes = static_cast<size_t>(slice.range.end - slice.range.begin) * sizeof(*kv);
+  for (int64_t t = 0; t < slice.tokens; ++t) {
+    std::memcpy(static_cast<uint8_t*>(slice.out) + static_cast<size_t>(t) * bytes, kv + t * all + slice.range.begin,
+                bytes);
+  }
+}
+
+void CpuBackend::CopyValue(const StepSlice& slice, const kernels::Bf16* kv) const {
+  if (slice.value == nullptr) return;
+  for (int64_t t = 0; t < slice.tokens; ++t) {
+    std::memcpy(slice.value + t * shape_.dim, kv + t * shape_.kv_values() + shape_.highway_values(),
+                static_cast<size_t>(shape_.dim) * sizeof(*kv));
+  }
+}
+
+void CpuBackend::Write(const StepSlice& slice, const EngramLayer& layer, int layer_index, const kernels::Bf16* kv) {
+  switch (slice.form) {
+    case Form::kHighway:
+    case Form::kUpdate:
+    case Form::kGate:
+      kernels_.apply_gate(layer.gate,
+                          {.kv = kv,
+                           .token_mask = slice.token_mask,
+                           .tokens = slice.tokens,
+                           .type = slice.highway_type,
+                           .highway = slice.highway,
+                           .out = slice.out,
+                           .gates = slice.gates},
+                          workers_);
+      CopyValue(slice, kv);
+      break;
+    case Form::kKv:
+    case Form::kPrepare:
+      CopyKv(slice, kv);
+      CopyValue(slice, kv);
+      break;
+    case Form::kRowsNative:
+    case Form::kRowsBf16: {
+      const IdRange range = IdsOf(slice, layer_index);
+      const int64_t begin = slice.range.begin;
+      const int columns = static_cast<int>(slice.range.whole() ? shape_.columns : slice.range.end - begin);
+      if (slice.form == Form::kRowsNative) {
+        kernels::CopyRows(layer.table, range.ids + begin, range.stride, slice.tokens, columns,
+                          static_cast<uint8_t*>(slice.out), workers_);
+      } else {
+        kernels_.gather_rows(layer.table, range.ids + begin, range.stride, slice.tokens, columns,
+                             static_cast<kernels::Bf16*>(slice.out), workers_);
+      }
+      break;
+    }
+  }
+}
+
+absl::StatusOr<StepTimes> CpuBackend::Run(const Step& step, const std::function<void(size_t)>& layer_done) {
+  if (const absl::Status status = CheckSize(step); !status.ok()) return status;
   StepTimes times;
   {
     const Stopwatch watch(times.hash);
-    int64_t* ids = ids_.data();
-    for (const WindowRun& run : step.runs) {
-      kernels_.hash_window(model_->hash_tables(), run.window, run.tokens, ids, workers_);
-      ids += run.tokens * static_cast<int64_t>(model_->layers().size()) * g.columns;
-    }
+    Hash(step);
   }
-  for (const StepLayer& work : step.layers) {
+  for (size_t i = 0; i < step.layers.size(); ++i) {
+    const StepLayer& work = step.layers[i];
     const EngramLayer& layer = model_->layers()[static_cast<size_t>(work.layer)];
+    int64_t projected = 0;
     {
       const Stopwatch watch(times.gather);
-      GatherLayer(work, layer);
+      projected = GatherForKv(work, layer);
+      times.rows_gathered += projected * shape_.columns;
     }
-    {
+    if (projected > 0) {
       const Stopwatch watch(times.project);
-      kernels_.project(layer.wkv, rows_.data(), TokensOf(work), kv_.data(), workers_);
+      kernels_.project(layer.wkv, rows_.data(), projected, kv_.data(), workers_);
     }
-    const Stopwatch watch(times.gate);
-    const kernels::Bf16* kv = kv_.data();
+    const kernels::Bf16* next = kv_.data();
     for (const StepSlice& slice : work.slices) {
-      switch (slice.form) {
-        case Form::kHighway:
-          kernels_.apply_gate(layer.gate,
-                              {.kv = kv,
-                               .token_mask = slice.token_mask,
-                               .tokens = slice.tokens,
-                               .type = slice.highway_type,
-                               .highway = slice.highway,
-                               .out = slice.out},
-                              workers_);
-          break;
-        case Form::kKv:
-          std::memcpy(slice.out, kv, static_cast<size_t>(slice.tokens) * kv_bytes);
-          break;
+      const bool rows = !NeedsKv(slice.form);
+      const Stopwatch watch(rows ? times.gather : times.gate);
+      const bool computed = WantsProjection(slice);
+      Write(slice, layer, work.layer, computed ? next : slice.kv);
+      if (computed) next += slice.tokens * shape_.kv_values();
+      if (rows) {
+        times.rows_gathered +=
+            slice.tokens * (slice.range.whole() ? shape_.columns : slice.range.end - slice.range.begin);
       }
-      kv += slice.tokens * g.outputs();
     }
+    layer_done(i);
   }
   return times;
 }

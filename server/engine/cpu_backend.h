@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -11,9 +13,11 @@
 
 namespace engram {
 
+StepShape ShapeOf(const EngramModel& model);
+
 struct CpuBackendOptions {
   int threads = 1;
-  int64_t max_batch_tokens = 1024;  // no step is larger
+  int64_t max_batch_tokens = 1024;  // no step has more
 };
 
 class CpuBackend final : public Backend {
@@ -21,16 +25,29 @@ class CpuBackend final : public Backend {
   // Allocates what a largest step needs: per token the row ids, the bf16 rows and kv of one layer.
   CpuBackend(std::shared_ptr<const EngramModel> model, const kernels::Kernels& kernels, CpuBackendOptions options);
 
-  absl::StatusOr<StepTimes> Run(const Step& step) override;
+  absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) override;
   std::string name() const override { return "cpu"; }
   std::string numerics_id() const override;
 
  private:
-  void GatherLayer(const StepLayer& work, const EngramLayer& layer);
+  // Row ids of a slice's first token, and how far apart those of its tokens stand.
+  struct IdRange {
+    const int64_t* ids = nullptr;
+    int64_t stride = 0;
+  };
+
+  absl::Status CheckSize(const Step& step) const;
+  void Hash(const Step& step);
+  IdRange IdsOf(const StepSlice& slice, int layer) const;
+  int64_t GatherForKv(const StepLayer& work, const EngramLayer& layer);
+  void Write(const StepSlice& slice, const EngramLayer& layer, int layer_index, const kernels::Bf16* kv);
+  void CopyKv(const StepSlice& slice, const kernels::Bf16* kv) const;
+  void CopyValue(const StepSlice& slice, const kernels::Bf16* kv) const;
 
   const std::shared_ptr<const EngramModel> model_;
   const kernels::Kernels& kernels_;
   const CpuBackendOptions options_;
+  const StepShape shape_;
   kernels::Workers workers_;
   std::vector<int64_t> ids_;         // [tokens][layers][columns]
   std::vector<kernels::Bf16> rows_;  // [tokens of a layer, packed][inputs]

@@ -10,20 +10,42 @@
 namespace engram {
 namespace {
 
+// Of a batch, what PREFILL calls get while DECODE calls could fill all of it: an eighth, so that neither ever waits for
+// the other to end.
+constexpr int64_t kPrefillShare = 8;
+
 absl::Status Stopped() {
   return Refuse({Reason::kDraining, "server", "", "", "the server is shutting down: use another replica"});
 }
 
-absl::string_view FormName(Form form) { return form == Form::kHighway ? "HIGHWAY" : "KV"; }
+absl::string_view FormName(Form form) {
+  switch (form) {
+    case Form::kHighway:
+      return "HIGHWAY";
+    case Form::kKv:
+      return "KV";
+    case Form::kRowsNative:
+      return "ROWS_NATIVE";
+    case Form::kRowsBf16:
+      return "ROWS_BF16";
+    case Form::kUpdate:
+      return "UPDATE";
+    case Form::kGate:
+      return "GATE";
+    case Form::kPrepare:
+      return "PREPARE";
+  }
+  return "";
+}
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<const EngramModel> model, std::unique_ptr<Backend> backend, EngineOptions options,
-               Metrics& metrics)
+Engine::Engine(std::shared_ptr<const EngramModel> model, std::unique_ptr<Backend> backend, StepShape shape,
+               EngineOptions options, Metrics& metrics)
     : model_(std::move(model)),
       backend_(std::move(backend)),
+      shape_(shape),
       options_(options),
-      shape_{model_->geometry().max_ngram, model_->geometry().highway_values(), model_->geometry().outputs()},
       metrics_(metrics),
       thread_([this] { Loop(); }) {}
 
@@ -39,11 +61,11 @@ void Engine::Submit(std::unique_ptr<Call> call) {
   {
     absl::MutexLock lock(&mutex_);
     if (!stopping_) {
-      arrived_.push_back({std::move(call), absl::Now(), {}, 0});
+      arrived_.push_back({std::move(call), absl::Now()});
       return;
     }
   }
-  call->done(Stopped());
+  call->done(*call, Stopped());
 }
 
 void Engine::Loop() {
@@ -52,81 +74,148 @@ void Engine::Loop() {
     if (!pieces.empty()) RunBatch(pieces);
     RetireDone();
   }
-  for (Waiting& waiting : queue_) waiting.call->done(Stopped());
-  queue_.clear();
+  for (Queue* queue : {&decode_, &prefill_}) {
+    for (Waiting& waiting : *queue) waiting.call->done(*waiting.call, Stopped());
+    queue->clear();
+  }
 }
 
-// Moves what has arrived to the queue, sleeping while there is nothing to do. False: the engine stops.
+// Moves what has arrived to the queues, sleeping while there is nothing to do. False: the engine stops.
 bool Engine::AwaitCalls() {
-  absl::MutexLock lock(&mutex_);
-  if (queue_.empty()) {
-    mutex_.Await(absl::Condition(
-        +[](Engine* engine) ABSL_NO_THREAD_SAFETY_ANALYSIS { return engine->stopping_ || !engine->arrived_.empty(); },
-        this));
+  Queue arrived;
+  bool stopping = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (decode_.empty() && prefill_.empty()) {
+      mutex_.Await(absl::Condition(
+          +[](Engine* engine) ABSL_NO_THREAD_SAFETY_ANALYSIS { return engine->stopping_ || !engine->arrived_.empty(); },
+          this));
+    }
+    arrived.splice(arrived.end(), arrived_);
+    stopping = stopping_;
   }
-  queue_.splice(queue_.end(), arrived_);
-  return !stopping_;
+  Enqueue(arrived);
+  return !stopping;
+}
+
+void Engine::Enqueue(Queue& arrived) {
+  while (!arrived.empty()) {
+    const Call& call = *arrived.front().call;
+    const bool must_follow = std::any_of(call.session_keys.begin(), call.session_keys.end(),
+                                         [this](const std::string& key) { return prefill_sessions_.contains(key); });
+    const bool decode = call.priority == Priority::kDecode && !must_follow;
+    if (!decode) {
+      for (const std::string& key : call.session_keys) ++prefill_sessions_[key];
+    }
+    Queue& queue = decode ? decode_ : prefill_;
+    queue.splice(queue.end(), arrived, arrived.begin());
+  }
+}
+
+void Engine::LeavesPrefillQueue(const Call& call) {
+  for (const std::string& key : call.session_keys) {
+    const auto found = prefill_sessions_.find(key);
+    if (--found->second == 0) prefill_sessions_.erase(found);
+  }
 }
 
 // The commit point, for a call that has not passed it. False: the call is over and answered.
 bool Engine::TakesTurn(Waiting& waiting) {
   Call& call = *waiting.call;
   if (call.cancelled()) {
-    call.done(absl::CancelledError("cancelled while it waited"));
+    call.done(call, absl::CancelledError("cancelled while it waited"));
     return false;
   }
   if (absl::Now() >= call.deadline) {
-    call.done(absl::DeadlineExceededError("the deadline passed while it waited"));
+    call.done(call, absl::DeadlineExceededError("the deadline passed while it waited"));
     return false;
   }
-  if (waiting.next > 0) return true;
+  if (waiting.committed) return true;
+  waiting.committed = true;
   metrics_.StageTook(Stage::kQueue, absl::Now() - waiting.submitted);
-  absl::StatusOr<std::vector<int32_t>> windows = call.commit();
-  if (!windows.ok()) {
-    call.done(windows.status());
+  if (const absl::Status status = call.commit(call); !status.ok()) {
+    call.done(call, status);
     return false;
   }
-  waiting.windows = *std::move(windows);
+  if (call.tokens == 0) {  // all it wanted was its commit, in its turn
+    call.done(call, absl::OkStatus());
+    return false;
+  }
   return true;
 }
 
-std::vector<Piece> Engine::NextBatch() {
-  std::vector<Piece> pieces;
-  int64_t room = options_.max_batch_tokens;
-  for (auto it = queue_.begin(); it != queue_.end() && room > 0;) {
-    if (!TakesTurn(*it)) {
-      it = queue_.erase(it);
+void Engine::TakeFrom(Queue& queue, int64_t& room, std::vector<Piece>& pieces) {
+  for (auto it = queue.begin(); it != queue.end() && room > 0;) {
+    const bool first_look = !it->committed;
+    const bool goes_on = TakesTurn(*it);
+    if (first_look && &queue == &prefill_) LeavesPrefillQueue(*it->call);
+    if (!goes_on) {
+      it = queue.erase(it);
       continue;
     }
     const int64_t end = std::min(it->call->tokens, it->next + room);
-    pieces.push_back({it->call.get(), &it->windows, it->next, end});
+    pieces.push_back({it->call.get(), it->next, end});
     room -= end - it->next;
     it->next = end;
     ++it;
   }
+}
+
+std::vector<Piece> Engine::NextBatch() {
+  std::vector<Piece> pieces;
+  const int64_t kept = prefill_.empty() ? 0 : options_.max_batch_tokens / kPrefillShare;
+  int64_t room = options_.max_batch_tokens - kept;
+  TakeFrom(decode_, room, pieces);
+  room += kept;
+  TakeFrom(prefill_, room, pieces);
   return pieces;
 }
 
 void Engine::RunBatch(const std::vector<Piece>& pieces) {
   const Step step = BuildStep(pieces, shape_);
-  const absl::StatusOr<StepTimes> times = backend_->Run(step);
+  const absl::StatusOr<StepTimes> times =
+      backend_->Run(step, [&](size_t i) { TellLayersDone(pieces, step.layers[i].layer); });
   if (!times.ok()) {
-    // No call of the batch has an answer. Their histories stand: repeating the call gives what this one would have.
-    Log(LogLevel::kError, "batch failed", {{"status", times.status().ToString()}});
-    for (const Piece& piece : pieces) {
-      const auto failed = std::find_if(queue_.begin(), queue_.end(),
-                                       [&piece](const Waiting& waiting) { return waiting.call.get() == piece.call; });
-      failed->call->done(times.status());
-      queue_.erase(failed);
-    }
+    FailBatch(pieces, times.status());
     return;
   }
-  metrics_.BatchRan(step.tokens);
-  metrics_.StageTook(Stage::kHash, times->hash);
-  metrics_.StageTook(Stage::kGather, times->gather);
-  metrics_.StageTook(Stage::kProject, times->project);
-  metrics_.StageTook(Stage::kGate, times->gate);
+  Count(step, *times);
+}
+
+// Tells the calls whose last piece this batch holds that `layer` is written.
+void Engine::TellLayersDone(const std::vector<Piece>& pieces, int layer) {
+  for (const Piece& piece : pieces) {
+    Call& call = *piece.call;
+    if (call.layer_done == nullptr || piece.end != call.tokens) continue;
+    for (size_t i = 0; i < call.layers.size(); ++i) {
+      if (call.layers[i].layer == layer) call.layer_done(call, i);
+    }
+  }
+}
+
+// No call of the batch has an answer. Their histories stand: repeating the call gives what this one would have.
+void Engine::FailBatch(const std::vector<Piece>& pieces, const absl::Status& status) {
+  Log(LogLevel::kError, "batch failed", {{"status", status.ToString()}});
+  for (const Piece& piece : pieces) {
+    for (Queue* queue : {&decode_, &prefill_}) {
+      const auto failed = std::find_if(queue->begin(), queue->end(),
+                                       [&piece](const Waiting& waiting) { return waiting.call.get() == piece.call; });
+      if (failed == queue->end()) continue;
+      failed->call->done(*failed->call, status);
+      queue->erase(failed);
+      break;
+    }
+  }
+}
+
+void Engine::Count(const Step& step, const StepTimes& times) {
+  metrics_.StageTook(Stage::kHash, times.hash);
+  metrics_.StageTook(Stage::kGather, times.gather);
+  metrics_.StageTook(Stage::kProject, times.project);
+  metrics_.StageTook(Stage::kGate, times.gate);
   metrics_.DeadTokens(step.dead_tokens);
+  metrics_.RowsGathered(times.rows_gathered);
+  int64_t most = 0;
   for (const StepLayer& work : step.layers) {
     int64_t tokens = 0;
     for (const StepSlice& slice : work.slices) {
@@ -134,15 +223,19 @@ void Engine::RunBatch(const std::vector<Piece>& pieces) {
                           slice.tokens);
       tokens += slice.tokens;
     }
-    metrics_.RowsGathered(tokens * model_->geometry().columns);
+    most = std::max(most, tokens);
   }
+  metrics_.BatchRan(most);
 }
 
-// Answers the calls whose last token is computed; they stand at the front, since calls are served in order.
+// Answers the calls whose last token is computed; they stand at the front of their queue, since each is served in
+// order.
 void Engine::RetireDone() {
-  while (!queue_.empty() && queue_.front().next == queue_.front().call->tokens) {
-    queue_.front().call->done(absl::OkStatus());
-    queue_.pop_front();
+  for (Queue* queue : {&decode_, &prefill_}) {
+    while (!queue->empty() && queue->front().committed && queue->front().next == queue->front().call->tokens) {
+      queue->front().call->done(*queue->front().call, absl::OkStatus());
+      queue->pop_front();
+    }
   }
 }
 

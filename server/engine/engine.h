@@ -1,7 +1,8 @@
 // The queue, the batch and the thread that runs them.
 //
-// Calls of all clients wait in one queue, in order of arrival. Whatever waits when the engine becomes free forms the
-// next batch, up to max_batch_tokens; a longer call is cut and goes on in the next batch. One batch runs at a time.
+// Calls of all clients wait in one queue. Whatever waits when the engine becomes free forms the next batch, up to
+// max_batch_tokens: DECODE calls first, then PREFILL calls, each in order of arrival; a longer call is cut and goes on
+// in the next batch, so a DECODE call waits for at most one batch. One batch runs at a time.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/engine/backend.h"
@@ -29,14 +31,14 @@ struct EngineOptions {
 class Engine {
  public:
   // `metrics` outlives the engine.
-  Engine(std::shared_ptr<const EngramModel> model, std::unique_ptr<Backend> backend, EngineOptions options,
-         Metrics& metrics);
+  Engine(std::shared_ptr<const EngramModel> model, std::unique_ptr<Backend> backend, StepShape shape,
+         EngineOptions options, Metrics& metrics);
   // Finishes the batch at hand; what still waits is refused with DRAINING.
   ~Engine();
 
   // Never blocks on compute. The call's `done` will be called exactly once. The queue itself has no bound: the caller
   // holds a permit for what it submits. A call whose deadline has passed or that is cancelled when its turn comes ends
-  // with DEADLINE_EXCEEDED or CANCELLED, and its history is not written.
+  // with DEADLINE_EXCEEDED or CANCELLED, and its commit does not run.
   void Submit(std::unique_ptr<Call> call);
 
   const Backend& backend() const { return *backend_; }
@@ -45,29 +47,40 @@ class Engine {
   struct Waiting {
     std::unique_ptr<Call> call;
     absl::Time submitted;
-    std::vector<int32_t> windows;  // empty until committed
-    int64_t next = 0;              // first token not yet computed
+    bool committed = false;
+    int64_t next = 0;  // first token not yet computed
   };
+  using Queue = std::list<Waiting>;  // a list, since pieces point at its calls
 
   void Loop();
   bool AwaitCalls();
+  void Enqueue(Queue& arrived);
   std::vector<Piece> NextBatch();
+  void TakeFrom(Queue& queue, int64_t& room, std::vector<Piece>& pieces);
   bool TakesTurn(Waiting& waiting);
+  void LeavesPrefillQueue(const Call& call);
   void RunBatch(const std::vector<Piece>& pieces);
+  void TellLayersDone(const std::vector<Piece>& pieces, int layer);
+  void FailBatch(const std::vector<Piece>& pieces, const absl::Status& status);
+  void Count(const Step& step, const StepTimes& times);
   void RetireDone();
 
   const std::shared_ptr<const EngramModel> model_;
   const std::unique_ptr<Backend> backend_;
-  const EngineOptions options_;
   const StepShape shape_;
+  const EngineOptions options_;
   Metrics& metrics_;
 
   absl::Mutex mutex_;
-  std::list<Waiting> arrived_ ABSL_GUARDED_BY(mutex_);
+  Queue arrived_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
-  std::list<Waiting> queue_;  // the engine thread's own; a list, since pieces point into its elements
-  std::thread thread_;        // last: it uses all of the above
+  // The engine thread's own.
+  Queue decode_, prefill_;
+  // Calls in prefill_ not yet committed, by the sessions they touch: none of these may be overtaken.
+  absl::flat_hash_map<std::string, int> prefill_sessions_;
+
+  std::thread thread_;  // last: it uses all of the above
 };
 
 }  // namespace engram

@@ -81,6 +81,10 @@ struct Metrics::Series {
                                                            .Register(*registry);
   prometheus::Counter& evicted_idle = evictions.Add({{"reason", "idle"}});
   prometheus::Counter& evicted_memory = evictions.Add({{"reason", "memory"}});
+  prometheus::Gauge& tickets =
+      BuildGauge().Name("engram_tickets").Help("Prepared results kept.").Register(*registry).Add({});
+  prometheus::Gauge& prepare_bytes =
+      BuildGauge().Name("engram_prepare_bytes").Help("Memory of the prepared results.").Register(*registry).Add({});
   prometheus::Family<prometheus::Gauge>& model =
       BuildGauge().Name("engram_model_info").Help("1; the labels say what is served.").Register(*registry);
   prometheus::Family<prometheus::Gauge>& table_bytes =
@@ -133,6 +137,11 @@ void Metrics::SetSessions(int64_t sessions, int64_t bytes, int64_t evicted_idle,
   // The table keeps its own running totals; a counter moves by the difference.
   series_->evicted_idle.Increment(static_cast<double>(evicted_idle) - series_->evicted_idle.Value());
   series_->evicted_memory.Increment(static_cast<double>(evicted_memory) - series_->evicted_memory.Value());
+}
+
+void Metrics::SetTickets(int64_t tickets, int64_t bytes) {
+  series_->tickets.Set(static_cast<double>(tickets));
+  series_->prepare_bytes.Set(static_cast<double>(bytes));
 }
 
 void Metrics::SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view backend,

@@ -1,5 +1,7 @@
 #include "server/transport/describe_model.h"
 
+#include <utility>
+
 namespace engram {
 namespace {
 
@@ -48,12 +50,21 @@ v1::GetModelResponse DescribeModel(const EngramModel& model, const CallLimits& l
   out.set_position_limit(limits.position_limit);
   out.set_session_window(limits.session_window);
   out.set_max_session_bytes(limits.max_session_bytes);
+  out.set_prepare_memory_bytes(limits.prepare_memory_bytes);
+  out.set_ticket_ttl_ms(limits.ticket_ttl_ms);
 
   const int64_t f32 = g.highway_values() * 4;
   const int64_t bf16 = g.highway_values() * 2;
   AddCost(reply, v1::FORM_HIGHWAY, v1::HIGHWAY_DTYPE_F32, f32, f32);
   AddCost(reply, v1::FORM_HIGHWAY, v1::HIGHWAY_DTYPE_BF16, bf16, bf16);
+  const int64_t gates = int64_t{g.copies} * 4;
+  for (const auto& [dtype, up] : {std::pair{v1::HIGHWAY_DTYPE_F32, f32}, {v1::HIGHWAY_DTYPE_BF16, bf16}}) {
+    AddCost(reply, v1::FORM_UPDATE, dtype, up, gates + g.dim * 2);
+    AddCost(reply, v1::FORM_GATE, dtype, up, gates);
+  }
   AddCost(reply, v1::FORM_KV, v1::HIGHWAY_DTYPE_UNSPECIFIED, 0, g.outputs() * 2);
+  AddCost(reply, v1::FORM_ROWS_NATIVE, v1::HIGHWAY_DTYPE_UNSPECIFIED, 0, g.columns * kernels::kQ2KBlockBytes);
+  AddCost(reply, v1::FORM_ROWS_BF16, v1::HIGHWAY_DTYPE_UNSPECIFIED, 0, g.inputs() * 2);
   reply.set_backend(identity.backend);
   reply.set_residency(model.residency() == Residency::kRam ? "ram" : "mmap");
   reply.set_server_version(ENGRAM_VERSION);

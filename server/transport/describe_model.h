@@ -6,7 +6,7 @@
 
 #include "engram/v1/engram.pb.h"
 #include "server/model/engram_model.h"
-#include "server/transport/apply_codec.h"
+#include "server/transport/step_call.h"
 
 namespace engram {
 

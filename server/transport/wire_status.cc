@@ -49,16 +49,12 @@ google::rpc::BadRequest BadRequestOf(const RefusalDetail& detail) {
 
 }  // namespace
 
-grpc::Status ToWireStatus(const absl::Status& status) {
-  if (status.ok()) return grpc::Status::OK;
-  const RefusalDetail detail = DetailOf(status);
-  const auto code = static_cast<grpc::StatusCode>(status.code());  // the same numbers by definition
-  const std::string message(status.message());
-  if (detail.offenders.empty()) return {code, message};
-
+google::rpc::Status ToStatusMessage(const absl::Status& status) {
   google::rpc::Status wire;
-  wire.set_code(static_cast<int>(status.code()));
-  wire.set_message(message);
+  wire.set_code(static_cast<int>(status.code()));  // the same numbers by definition
+  wire.set_message(std::string(status.message()));
+  const RefusalDetail detail = DetailOf(status);
+  if (detail.offenders.empty()) return wire;
   wire.add_details()->PackFrom(ErrorInfoOf(detail));
   wire.add_details()->PackFrom(BadRequestOf(detail));
   if (WorthRetry(detail.offenders.front().reason)) {
@@ -66,7 +62,15 @@ grpc::Status ToWireStatus(const absl::Status& status) {
     retry.mutable_retry_delay()->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(kRetryDelay)));
     wire.add_details()->PackFrom(retry);
   }
-  return {code, message, wire.SerializeAsString()};
+  return wire;
+}
+
+grpc::Status ToWireStatus(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  const google::rpc::Status wire = ToStatusMessage(status);
+  const auto code = static_cast<grpc::StatusCode>(wire.code());
+  if (wire.details().empty()) return {code, wire.message()};
+  return {code, wire.message(), wire.SerializeAsString()};
 }
 
 void AddPushback(const absl::Status& status, grpc::ServerContextBase& context) {

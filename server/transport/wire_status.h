@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "google/rpc/status.pb.h"
 
 namespace engram {
 
@@ -16,6 +17,9 @@ inline constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
 // kMaxDetailBytes, since a client's default limit for all trailers is 8 KiB; ErrorInfo's `offenders` tells of more.
 inline constexpr size_t kMaxDetailBytes = 5000;
 grpc::Status ToWireStatus(const absl::Status& status);
+
+// The same as a message: code, message, details.
+google::rpc::Status ToStatusMessage(const absl::Status& status);
 
 // Adds `grpc-retry-pushback-ms` where the refusal says something about a retry.
 void AddPushback(const absl::Status& status, grpc::ServerContextBase& context);

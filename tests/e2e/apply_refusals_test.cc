@@ -89,12 +89,13 @@ TEST_F(ApplyRefusalsTest, AMaskedTokenMustBeATokenToo) {
 TEST_F(ApplyRefusalsTest, EveryOffenderIsListedWithItsIndex) {
   const Answer answer =
       rpc_->Apply(Good({{"", 0, {600, 1}, {}, {}}, {"", 0, {1, 2, 700}, {1, 1}, {}}, {"", 0, {-9}, {}, {}}}));
-  ASSERT_EQ(answer.bad.field_violations_size(), 3);
+  ASSERT_EQ(answer.bad.field_violations_size(), 4);
   EXPECT_EQ(answer.bad.field_violations(0).field(), "sequences[0].token_ids[0]");
   EXPECT_EQ(answer.bad.field_violations(1).field(), "sequences[1].token_mask");
   EXPECT_THAT(answer.bad.field_violations(1).description(), HasSubstr("TOKEN_MASK_LENGTH"));
-  EXPECT_EQ(answer.bad.field_violations(2).field(), "sequences[2].token_ids[0]");
-  EXPECT_EQ(answer.error.metadata().at("offenders"), "3");
+  EXPECT_EQ(answer.bad.field_violations(2).field(), "sequences[1].token_ids[2]");
+  EXPECT_EQ(answer.bad.field_violations(3).field(), "sequences[2].token_ids[0]");
+  EXPECT_EQ(answer.error.metadata().at("offenders"), "4");
   EXPECT_EQ(answer.error.metadata().at("index"), "0");
 }
 
@@ -192,7 +193,8 @@ TEST_F(ApplyRefusalsTest, EmptyCall) {
 TEST_F(ApplyRefusalsTest, UnknownEnumValuesAreRefusedByName) {
   v1::ApplyRequest request = Good({{"", 0, {1}, {}, {}}});
   request.set_form(static_cast<v1::Form>(77));
-  ExpectRefused(request, kInvalid, "FORM", "form", "77", "FORM_HIGHWAY (1) or FORM_KV (2)");
+  ExpectRefused(request, kInvalid, "FORM", "form", "77",
+                "FORM_HIGHWAY (1), FORM_KV (2), FORM_UPDATE (5), FORM_GATE (6)");
   request = Good({{"", 0, {1}, {}, {}}});
   request.set_highway_dtype(static_cast<v1::HighwayDtype>(9));
   ExpectRefused(request, kInvalid, "DTYPE", "highway_dtype", "9", "HIGHWAY_DTYPE_F32 (1) or HIGHWAY_DTYPE_BF16 (2)");

@@ -77,6 +77,14 @@ std::string HighwayOf(int64_t seed, int64_t first_token, int64_t tokens, int64_t
   return bytes;
 }
 
+std::string ReasonOf(const grpc::Status& status) {
+  google::rpc::Status details;
+  google::rpc::ErrorInfo info;
+  if (!details.ParseFromString(status.error_details())) return "";
+  for (const google::protobuf::Any& any : details.details()) any.UnpackTo(&info);
+  return info.reason();
+}
+
 void AddSequence(v1::ApplyRequest& request, const Seq& seq) {
   v1::Sequence& out = *request.add_sequences();
   out.set_session(seq.session);

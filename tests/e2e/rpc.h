@@ -51,6 +51,9 @@ class Rpc {
 std::string HighwayOf(int64_t seed, int64_t first_token, int64_t tokens, int64_t values_per_token,
                       v1::HighwayDtype dtype);
 
+// ErrorInfo's reason; empty where there is none.
+std::string ReasonOf(const grpc::Status& status);
+
 void AddSequence(v1::ApplyRequest& request, const Seq& seq);
 
 }  // namespace engram::e2e

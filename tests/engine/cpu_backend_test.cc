@@ -25,14 +25,12 @@ class CpuBackendTest : public ::testing::TestWithParam<const char*> {
     auto model = EngramModel::Load(std::string(ENGRAM_TEST_DATA) + GetParam(), {});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
-    const EngramGeometry& g = model_->geometry();
-    shape_ = {g.max_ngram, g.highway_values(), g.outputs()};
+    shape_ = ShapeOf(*model_);
   }
 
   // A call with outputs of its own over the layers named.
   struct Made {
     Call call;
-    std::vector<int32_t> windows;
     std::vector<std::vector<char>> highways, outs;
   };
 
@@ -41,12 +39,12 @@ class CpuBackendTest : public ::testing::TestWithParam<const char*> {
     auto made = std::make_unique<Made>();
     made->call.form = form;
     made->call.highway_type = type;
-    made->call.sequence_tokens = sequences;
     for (const int64_t tokens : sequences) {
+      made->call.sequences.push_back({.tokens = tokens});
       made->call.tokens += tokens;
       for (int64_t i = 0; i < shape_.max_ngram - 1 + tokens; ++i) {
         const auto id = static_cast<int32_t>(random_() % static_cast<uint32_t>(model_->geometry().compressed_vocab));
-        made->windows.push_back(random_() % 8 == 0 ? kernels::kDead : id);
+        made->call.windows.push_back(random_() % 8 == 0 ? kernels::kDead : id);
       }
     }
     for (int64_t t = 0; t < made->call.tokens; ++t) made->call.token_mask.push_back(random_() % 5 != 0);
@@ -62,7 +60,7 @@ class CpuBackendTest : public ::testing::TestWithParam<const char*> {
         std::memcpy(highway.data() + at, &word, width);
       }
       made->highways.push_back(std::move(highway));
-      made->outs.emplace_back(static_cast<size_t>(made->call.tokens * OutBytes(shape_, form, type)), '\x55');
+      made->outs.emplace_back(static_cast<size_t>(made->call.tokens * OutBytes(shape_, form, type, {})), '\x55');
       made->call.layers.push_back({.layer = layer,
                                    .highway = form == Form::kHighway ? made->highways.back().data() : nullptr,
                                    .out = made->outs.back().data()});
@@ -85,14 +83,14 @@ TEST_P(CpuBackendTest, AMixedStepIsEachCallAloneOnTheReferenceKernels) {
 
   CpuBackend cpu(model_, kernels::CpuKernels(), {.threads = 3, .max_batch_tokens = 64});
   std::vector<Piece> pieces;
-  for (const auto& made : calls) pieces.push_back({&made->call, &made->windows, 0, made->call.tokens});
-  ASSERT_TRUE(cpu.Run(BuildStep(pieces, shape_)).ok());
+  for (const auto& made : calls) pieces.push_back({&made->call, 0, made->call.tokens});
+  ASSERT_TRUE(cpu.Run(BuildStep(pieces, shape_), [](size_t) {}).ok());
 
   CpuBackend reference(model_, kernels::ReferenceKernels(), {.threads = 1, .max_batch_tokens = 64});
   for (const auto& made : calls) {
     const std::vector<std::vector<char>> mixed = made->outs;
     for (std::vector<char>& out : made->outs) std::fill(out.begin(), out.end(), '\x33');
-    ASSERT_TRUE(reference.Run(BuildStep({{&made->call, &made->windows, 0, made->call.tokens}}, shape_)).ok());
+    ASSERT_TRUE(reference.Run(BuildStep({{&made->call, 0, made->call.tokens}}, shape_), [](size_t) {}).ok());
     for (size_t l = 0; l < mixed.size(); ++l) {
       if (made->call.form == Form::kKv) {
         EXPECT_EQ(mixed[l], made->outs[l]) << "kv: the two twins accumulate in the same order";
@@ -120,7 +118,7 @@ TEST_P(CpuBackendTest, AMixedStepIsEachCallAloneOnTheReferenceKernels) {
 TEST_P(CpuBackendTest, AStepBeyondItsSizeIsRefusedNotOverrun) {
   CpuBackend cpu(model_, kernels::CpuKernels(), {.threads = 1, .max_batch_tokens = 4});
   const auto made = Make({5}, {0}, Form::kKv, kernels::HighwayType::kF32);
-  EXPECT_EQ(cpu.Run(BuildStep({{&made->call, &made->windows, 0, 5}}, shape_)).status().code(),
+  EXPECT_EQ(cpu.Run(BuildStep({{&made->call, 0, 5}}, shape_), [](size_t) {}).status().code(),
             absl::StatusCode::kInternal);
 }
 

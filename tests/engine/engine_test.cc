@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,6 +15,7 @@
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "server/engine/cpu_backend.h"
 #include "server/refusal/refusal.h"
 
 namespace engram {
@@ -29,18 +32,19 @@ class HeldBackend final : public Backend {
   };
   explicit HeldBackend(std::shared_ptr<Log> log) : log_(std::move(log)) {}
 
-  absl::StatusOr<StepTimes> Run(const Step& step) override {
+  absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) override {
     size_t index = 0;
     {
       const std::lock_guard<std::mutex> lock(log_->mutex);
       index = log_->steps.size();
-      log_->steps.push_back(step.tokens);
+      log_->steps.push_back(step.hashed_tokens);
     }
     if (index == 0) {
       log_->entered.Notify();
       log_->let_go.WaitForNotification();
     }
     if (static_cast<int>(index) == log_->fail_step) return absl::InternalError("device on fire");
+    for (size_t i = 0; i < step.layers.size(); ++i) layer_done(i);
     return StepTimes{};
   }
   std::string name() const override { return "held"; }
@@ -57,7 +61,8 @@ class EngineTest : public ::testing::Test {
   void SetUp() override {
     auto model = EngramModel::Load(std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf", {});
     ASSERT_TRUE(model.ok()) << model.status();
-    engine_ = std::make_unique<Engine>(*model, std::make_unique<HeldBackend>(log_), EngineOptions{kBatch}, metrics_);
+    engine_ = std::make_unique<Engine>(*model, std::make_unique<HeldBackend>(log_), ShapeOf(**model),
+                                       EngineOptions{kBatch}, metrics_);
   }
 
   struct Outcome {
@@ -65,24 +70,33 @@ class EngineTest : public ::testing::Test {
     absl::Status status;
     std::atomic<bool> committed{false};
     std::atomic<bool> cancelled{false};
+    std::atomic<int> turn{0};    // when it was committed, counted over all calls
+    std::atomic<int> layers{0};  // told of as done
   };
 
   std::shared_ptr<Outcome> Submit(int64_t tokens, absl::Time deadline = absl::InfiniteFuture(),
-                                  absl::Status commit = absl::OkStatus()) {
+                                  absl::Status commit = absl::OkStatus(), Priority priority = Priority::kDecode,
+                                  std::vector<std::string> sessions = {}) {
     auto outcome = std::make_shared<Outcome>();
     auto call = std::make_unique<Call>();
     call->form = Form::kKv;
-    call->layers = {{.layer = 0, .highway = nullptr, .out = out_}};
-    call->sequence_tokens = {tokens};
+    if (tokens > 0) {
+      call->layers = {{.layer = 0, .highway = nullptr, .out = out_}};
+      call->sequences = {{.tokens = tokens}};
+    }
     call->tokens = tokens;
+    call->priority = priority;
+    call->session_keys = std::move(sessions);
     call->deadline = deadline;
-    call->commit = [outcome, tokens, commit]() -> absl::StatusOr<std::vector<int32_t>> {
+    call->commit = [this, outcome, tokens, commit](Call& c) {
       outcome->committed = true;
-      if (!commit.ok()) return commit;
-      return std::vector<int32_t>(static_cast<size_t>(3 + tokens), 1);
+      outcome->turn = ++turns_;
+      c.windows.assign(static_cast<size_t>(3 + tokens), 1);
+      return commit;
     };
+    call->layer_done = [outcome](const Call&, size_t) { ++outcome->layers; };
     call->cancelled = [outcome] { return outcome->cancelled.load(); };
-    call->done = [outcome](absl::Status status) {
+    call->done = [outcome](Call&, absl::Status status) {
       outcome->status = std::move(status);
       outcome->over.Notify();
     };
@@ -96,6 +110,7 @@ class EngineTest : public ::testing::Test {
   }
 
   std::shared_ptr<HeldBackend::Log> log_ = std::make_shared<HeldBackend::Log>();
+  std::atomic<int> turns_{0};
   char out_[1] = {};  // HeldBackend writes nothing
   Metrics metrics_;
   std::unique_ptr<Engine> engine_;
@@ -183,6 +198,66 @@ TEST_F(EngineTest, AFailedBatchFailsItsCallsAndNoOthers) {
   after->over.WaitForNotification();
   EXPECT_TRUE(after->status.ok());
   EXPECT_TRUE(first->status.ok());
+}
+
+TEST_F(EngineTest, DecodeOvertakesALongPrefillAtTheNextBatch) {
+  auto prefill = Submit(100, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill);
+  log_->entered.WaitForNotification();
+  auto decode = Submit(1);
+  log_->let_go.Notify();
+  decode->over.WaitForNotification();
+  prefill->over.WaitForNotification();
+  const std::vector<int64_t> steps = Steps();
+  EXPECT_EQ(std::count(steps.begin(), steps.end(), 10), 10) << "the decode token rides along in the second batch";
+  EXPECT_EQ(prefill->turn, 1);
+  EXPECT_EQ(decode->turn, 2);
+  EXPECT_EQ(prefill->layers, 1);
+}
+
+TEST_F(EngineTest, DecodeGoesBeforePrefillsThatWaitedLonger) {
+  auto first = Submit(1);
+  log_->entered.WaitForNotification();
+  auto prefill = Submit(100, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill);
+  auto decode = Submit(2);
+  log_->let_go.Notify();
+  prefill->over.WaitForNotification();
+  EXPECT_LT(decode->turn, prefill->turn);
+  EXPECT_EQ(Steps().at(1), 10) << "2 of DECODE, 8 of PREFILL";
+}
+
+TEST_F(EngineTest, DecodeNeverStarvesPrefill) {
+  auto first = Submit(1);
+  log_->entered.WaitForNotification();
+  auto prefill = Submit(1, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill);
+  std::vector<std::shared_ptr<Outcome>> decodes;
+  for (int i = 0; i < 40; ++i) decodes.push_back(Submit(9));
+  log_->let_go.Notify();
+  prefill->over.WaitForNotification();
+  for (const auto& decode : decodes) decode->over.WaitForNotification();
+  EXPECT_EQ(prefill->turn, 3) << "an eighth of each batch is the prefill's";
+}
+
+TEST_F(EngineTest, ACallNeverOvertakesAnEarlierOneOfItsSession) {
+  auto first = Submit(1);
+  log_->entered.WaitForNotification();
+  auto prefill = Submit(100, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill, {"s"});
+  auto same = Submit(1, absl::InfiniteFuture(), absl::OkStatus(), Priority::kDecode, {"s"});
+  auto other = Submit(1, absl::InfiniteFuture(), absl::OkStatus(), Priority::kDecode, {"t"});
+  log_->let_go.Notify();
+  same->over.WaitForNotification();
+  EXPECT_LT(other->turn, prefill->turn);
+  EXPECT_LT(prefill->turn, same->turn);
+}
+
+TEST_F(EngineTest, ACallWithoutTokensIsItsCommitInItsTurn) {
+  auto first = Submit(1, absl::InfiniteFuture(), absl::OkStatus(), Priority::kDecode, {"s"});
+  log_->entered.WaitForNotification();
+  auto prefill = Submit(100, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill, {"s"});
+  auto close = Submit(0, absl::InfiniteFuture(), absl::OkStatus(), Priority::kDecode, {"s"});
+  log_->let_go.Notify();
+  close->over.WaitForNotification();
+  EXPECT_TRUE(close->status.ok());
+  EXPECT_GT(close->turn, prefill->turn);
 }
 
 TEST_F(EngineTest, StoppingRefusesWhatStillWaits) {

@@ -1,121 +1,204 @@
-// Random calls against the table and against a plain model of what it promises: a map from position to id.
+// Random calls against the table and against the plain model of it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "server/refusal/refusal.h"
 #include "server/session/session_table.h"
+#include "tests/session/plain_sessions.h"
 
 namespace engram {
 namespace {
 
-constexpr int32_t kDead = kernels::kDead;
-
-// A session as a sentence would describe it: the ids it knows, by position, consecutive.
-using Known = std::map<int64_t, int32_t>;
-
-struct Outcome {
-  std::vector<int32_t> window;
-  Reason refused = Reason::kLoading;
-  bool ok = true;
+// How often each thing has happened: a walk that never leaves the path proves little.
+struct Tally {
+  std::map<Reason, int> refused;
+  int partly_served = 0, rollbacks = 0, quiet_rewrites = 0, forks = 0, expired = 0, squeezed = 0, closed = 0;
 };
 
-class PlainModel {
+class Walk {
  public:
-  PlainModel(int n, int64_t window) : before_(n - 1), window_(window) {}
+  Walk(uint32_t seed, Tally& tally)
+      : random_(seed), tally_(tally), options_(MakeOptions()), table_(options_), model_(MakeModel()) {}
 
-  Outcome Commit(const SequenceClaim& claim) {
-    Outcome outcome;
-    const auto stored = sessions_.find(claim.session);
-    std::map<int64_t, int32_t> past;  // what the claim may look back on
-    for (int64_t j = 1; j <= before_; ++j) {
-      const int64_t pos = claim.start_pos - j;
-      if (pos < 0) continue;
-      if (!claim.lookback.empty()) {
-        past[pos] = claim.lookback[static_cast<size_t>(before_ - j)];
-        continue;
-      }
-      if (claim.session.empty()) return {{}, Reason::kLookbackLength, false};
-      if (stored == sessions_.end()) return {{}, Reason::kSessionLost, false};
-      if (!stored->second.contains(pos)) return {{}, Reason::kPositionGap, false};
-      past[pos] = stored->second.at(pos);
+  void Step() {
+    now_ += absl::Seconds(Draw(0, 99) == 0 ? Draw(0, 60) : Draw(0, 2));
+    if (Draw(0, 49) == 0) return Close();
+    const std::string principal = Draw(0, 3) == 0 ? "q" : "p";
+    std::vector<SequenceClaim> claims;
+    std::vector<char> names = {'a', 'b', 'c', 'd', 'e', 'f'};
+    std::shuffle(names.begin(), names.end(), random_);
+    for (int64_t i = Draw(1, 4); i > 0; --i) {
+      claims.push_back(MakeClaim(principal, Draw(0, 9) == 0 ? "" : std::string(1, names[static_cast<size_t>(i)])));
     }
-    for (int64_t j = before_; j >= 1; --j) {
-      const auto known = past.find(claim.start_pos - j);
-      outcome.window.push_back(known == past.end() ? kDead : known->second);
-    }
-    outcome.window.insert(outcome.window.end(), claim.ids.begin(), claim.ids.end());
-    if (claim.session.empty()) return outcome;
-
-    Known& known = sessions_[claim.session];
-    bool agrees = true;  // all of `past` stands in `known`, with the same ids
-    for (const auto& [pos, id] : past) agrees &= known.contains(pos) && known.at(pos) == id;
-    // A session without positions up to start_pos (a birth, or a look-back into the blue) begins with the look-back.
-    if (!agrees || (claim.start_pos == 0 && !known.contains(0))) known = past;
-    known.erase(known.lower_bound(claim.start_pos), known.end());
-    for (size_t i = 0; i < claim.ids.size(); ++i) known[claim.start_pos + static_cast<int64_t>(i)] = claim.ids[i];
-    // The window, and what a repetition of this call needs.
-    while (static_cast<int64_t>(known.size()) > window_ && known.begin()->first < claim.start_pos - before_) {
-      known.erase(known.begin());
-    }
-    return outcome;
-  }
-
-  int64_t LengthOf(const std::string& session) const {
-    const auto found = sessions_.find(session);
-    return found == sessions_.end() || found->second.empty() ? 0 : found->second.rbegin()->first + 1;
+    const bool partial_ok = Draw(0, 1) == 0;
+    std::map<std::string, int64_t> lengths;
+    for (const std::string& key : model_.recency()) lengths[key] = model_.LengthOf(key);
+    const Expected expected = model_.Commit(principal, claims, partial_ok, now_);
+    const absl::StatusOr<CommitResult> got = table_.Commit(principal, claims, partial_ok);
+    ASSERT_EQ(got.ok(), expected.served) << got.status();
+    if (!got.ok()) return CompareRefusal(got.status(), expected);
+    CompareServed(principal, claims, *got, expected, lengths);
   }
 
  private:
-  const int64_t before_;
-  const int64_t window_;
-  std::map<std::string, Known> sessions_;
+  int64_t Draw(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_); }
+
+  SessionOptions MakeOptions() {
+    SessionOptions options;
+    options.max_ngram = static_cast<int>(Draw(2, 8));
+    options.window = Draw(options.max_ngram, 40);
+    options.ttl = absl::Seconds(30);
+    options.memory_bytes = Draw(0, 1) == 0 ? 1 << 20 : Draw(300, 3000);
+    options.clock = [this] { return now_; };
+    return options;
+  }
+  PlainModel MakeModel() const { return {options_.max_ngram, options_.window, options_.ttl}; }
+
+  int32_t DrawId() { return static_cast<int32_t>(Draw(kMasked, 5)); }
+
+  SequenceClaim MakeClaim(const std::string& principal, const std::string& name) {
+    SequenceClaim claim;
+    claim.session = name;
+    std::string source = name;
+    if (!name.empty() && Draw(0, 4) == 0) {
+      claim.fork_from = source = std::string(1, static_cast<char>('a' + Draw(0, 5)));
+      ++tally_.forks;
+    }
+    const std::string key = SessionTable::KeyOf(principal, source);
+    const int64_t length = model_.LengthOf(key);
+    claim.start_pos = Draw(0, 2) > 0 ? length : std::max<int64_t>(0, length + Draw(-12, 2));
+    if (Draw(0, 19) == 0) claim.start_pos = 0;
+    const PlainSession* own = model_.Find(SessionTable::KeyOf(principal, name));
+    const bool repeats = own != nullptr && Draw(0, 1) == 0;  // says again what is known
+    const auto id_at = [&](int64_t pos) {
+      return repeats && own->known.contains(pos) && Draw(0, 30) > 0 ? own->known.at(pos) : DrawId();
+    };
+    claim.ids.resize(static_cast<size_t>(Draw(0, 19) == 0 ? Draw(1, 60) : Draw(1, 6)));
+    for (size_t i = 0; i < claim.ids.size(); ++i) claim.ids[i] = id_at(claim.start_pos + static_cast<int64_t>(i));
+    if (claim.fork_from.empty() && Draw(0, 3) == 0) {
+      for (int64_t pos = claim.start_pos - options_.max_ngram + 1; pos < claim.start_pos; ++pos) {
+        claim.lookback.push_back(pos < 0 ? kernels::kDead : PlainModel::Seen(id_at(pos)));
+      }
+    }
+    if (Draw(0, 2) == 0) {
+      const int64_t last = own != nullptr && own->step.has_value() ? static_cast<int64_t>(*own->step) : 5;
+      claim.step = static_cast<uint64_t>(std::max<int64_t>(0, last + Draw(0, 9) - 1));
+    }
+    return claim;
+  }
+
+  void CompareRefusal(const absl::Status& status, const Expected& expected) {
+    const RefusalDetail detail = DetailOf(status);
+    size_t next = 0;
+    for (size_t i = 0; i < expected.refused.size(); ++i) {
+      if (!expected.refused[i].has_value()) continue;
+      ASSERT_LT(next, detail.offenders.size());
+      ASSERT_EQ(detail.offenders[next].reason, *expected.refused[i]) << detail.offenders[next].text;
+      ASSERT_EQ(detail.offenders[next].field.find("sequences[" + std::to_string(i) + "]"), 0);
+      ++next;
+      ++tally_.refused[*expected.refused[i]];
+    }
+    ASSERT_EQ(detail.total, static_cast<int64_t>(next));
+    ASSERT_EQ(table_.stats().sessions, static_cast<int64_t>(model_.size()));
+  }
+
+  void CompareServed(const std::string& principal, const std::vector<SequenceClaim>& claims, const CommitResult& got,
+                     const Expected& expected, const std::map<std::string, int64_t>& lengths) {
+    ASSERT_EQ(got.windows, expected.windows);
+    const bool any =
+        std::any_of(expected.refused.begin(), expected.refused.end(), [](auto r) { return r.has_value(); });
+    ASSERT_EQ(got.refused.size(), any ? claims.size() : 0);
+    tally_.partly_served += any;
+    for (size_t i = 0; i < got.refused.size(); ++i) {
+      ASSERT_EQ(got.refused[i].ok(), !expected.refused[i].has_value());
+      if (got.refused[i].ok()) continue;
+      ASSERT_EQ(DetailOf(got.refused[i]).offenders.at(0).reason, *expected.refused[i]);
+    }
+
+    std::map<std::string, int64_t> rollbacks;
+    for (const Rollback& rollback : got.rollbacks) {
+      ASSERT_TRUE(rollbacks.emplace(rollback.key, rollback.from).second) << "named twice";
+    }
+    ASSERT_EQ(rollbacks, expected.rollbacks);
+    tally_.rollbacks += static_cast<int>(rollbacks.size());
+    for (size_t i = 0; i < claims.size(); ++i) {
+      const std::string key = SessionTable::KeyOf(principal, claims[i].session);
+      tally_.quiet_rewrites += !expected.refused[i].has_value() && lengths.contains(key) && !rollbacks.contains(key) &&
+                               lengths.at(key) > claims[i].start_pos;
+    }
+
+    // First those whose time is over, in the order of their last use; then the least recently used, never those
+    // written.
+    ASSERT_GE(got.forgotten.size(), expected.expired.size());
+    for (size_t i = 0; i < got.forgotten.size(); ++i) {
+      if (i < expected.expired.size()) {
+        ASSERT_EQ(got.forgotten[i], expected.expired[i]);
+        ++tally_.expired;
+        continue;
+      }
+      ASSERT_EQ(got.forgotten[i], model_.recency().front());
+      ASSERT_FALSE(expected.written.contains(got.forgotten[i]));
+      model_.Forget(got.forgotten[i]);
+      ++tally_.squeezed;
+    }
+    const SessionStats stats = table_.stats();
+    ASSERT_EQ(stats.sessions, static_cast<int64_t>(model_.size()));
+    ASSERT_TRUE(stats.bytes <= options_.memory_bytes || model_.size() == expected.written.size());
+  }
+
+  void Close() {
+    const std::string principal = Draw(0, 3) == 0 ? "q" : "p";
+    std::vector<std::string> names, keys;
+    for (int64_t i = Draw(1, 3); i > 0; --i) names.push_back(std::string(1, static_cast<char>('a' + Draw(0, 6))));
+    for (const std::string& name : names) {
+      const std::string key = SessionTable::KeyOf(principal, name);
+      if (model_.Find(key) != nullptr) keys.push_back(key);
+      model_.Forget(key);
+    }
+    ASSERT_EQ(table_.Close(principal, names), keys);
+    tally_.closed += static_cast<int>(keys.size());
+  }
+
+  std::mt19937 random_;
+  Tally& tally_;
+  absl::Time now_ = absl::UnixEpoch();
+  const SessionOptions options_;
+  SessionTable table_;
+  PlainModel model_;
 };
 
 TEST(SessionModelTest, ThousandsOfRandomCallsAgreeWithThePlainModel) {
-  for (const uint32_t seed : {1u, 2u, 3u, 4u, 5u, 6u}) {
-    std::mt19937 random(seed);
-    const auto draw = [&random](int64_t low, int64_t high) {
-      return std::uniform_int_distribution<int64_t>(low, high)(random);
-    };
-    SessionOptions options;
-    options.max_ngram = static_cast<int>(draw(2, 8));
-    options.window = draw(options.max_ngram, 40);
-    SessionTable table(options);
-    PlainModel model(options.max_ngram, options.window);
-    int refused = 0;
-    for (int step = 0; step < 5000; ++step) {
-      SequenceClaim claim;
-      if (draw(0, 9) > 0) claim.session = std::string(1, static_cast<char>('a' + draw(0, 4)));
-      const int64_t length = model.LengthOf(claim.session);
-      claim.start_pos = draw(0, 3) > 0 ? length : std::max<int64_t>(0, length + draw(-12, 3));
-      claim.ids.resize(static_cast<size_t>(draw(1, 6)));
-      for (int32_t& id : claim.ids) id = static_cast<int32_t>(draw(kDead, 9));
-      if (draw(0, 4) == 0) {
-        claim.lookback.resize(static_cast<size_t>(options.max_ngram - 1));
-        for (size_t i = 0; i < claim.lookback.size(); ++i) {
-          const int64_t pos = claim.start_pos - static_cast<int64_t>(claim.lookback.size() - i);
-          claim.lookback[i] = pos < 0 ? kDead : static_cast<int32_t>(draw(kDead, 9));
-        }
-      }
-      const Outcome expected = model.Commit(claim);
-      const absl::StatusOr<std::vector<int32_t>> got = table.Commit("p", {claim});
-      ASSERT_EQ(got.ok(), expected.ok) << "seed " << seed << " step " << step << ": " << got.status();
-      if (got.ok()) {
-        ASSERT_EQ(*got, expected.window) << "seed " << seed << " step " << step;
-      } else {
-        ASSERT_EQ(DetailOf(got.status()).offenders.at(0).reason, expected.refused)
-            << "seed " << seed << " step " << step;
-        ++refused;
-      }
+  Tally tally;
+  for (uint32_t seed = 1; seed <= 12; ++seed) {
+    Walk walk(seed, tally);
+    for (int step = 0; step < 4000; ++step) {
+      walk.Step();
+      if (HasFatalFailure()) FAIL() << "seed " << seed << " step " << step;
     }
-    EXPECT_GT(refused, 50) << "the walk never left the path: it proves little";
   }
+  for (const Reason reason :
+       {Reason::kStaleStep, Reason::kSessionLost, Reason::kPositionGap, Reason::kLookbackLength}) {
+    EXPECT_GT(tally.refused[reason], 100) << ReasonName(reason);
+  }
+  EXPECT_GT(tally.partly_served, 1000);
+  EXPECT_GT(tally.rollbacks, 1000);
+  EXPECT_GT(tally.quiet_rewrites, 1000);
+  EXPECT_GT(tally.forks, 1000);
+  EXPECT_GT(tally.expired, 100);
+  EXPECT_GT(tally.squeezed, 1000);
+  EXPECT_GT(tally.closed, 100);
+  for (const auto& [reason, count] : tally.refused) RecordProperty(std::string(ReasonName(reason)), count);
+  RecordProperty("rollbacks", tally.rollbacks);
+  RecordProperty("quiet_rewrites", tally.quiet_rewrites);
+  RecordProperty("squeezed", tally.squeezed);
 }
 
 }  // namespace

@@ -1,49 +1,12 @@
-// The rules of a session's history, one named test each.
-#include "server/session/session_table.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "kernels/kernels.h"
-#include "server/refusal/refusal.h"
+// What a sequence may look back on: one named test a rule.
+#include "tests/session/session_fixture.h"
 
 namespace engram {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using Ids = std::vector<int32_t>;
-
-constexpr int32_t kDead = kernels::kDead;
-
-class SessionTableTest : public ::testing::Test {
- protected:
-  SessionOptions Options() {
-    SessionOptions options;
-    options.max_ngram = 4;
-    options.window = 64;
-    options.clock = [this] { return now_; };
-    return options;
-  }
-
-  // Commits one sequence; its window, or the reason of the refusal.
-  absl::StatusOr<Ids> Commit(const std::string& session, int64_t start, Ids ids, Ids lookback = {}) {
-    const SequenceClaim claim{session, start, std::move(ids), std::move(lookback)};
-    return table_.Commit("p", {claim});
-  }
-
-  static Reason ReasonOf(const absl::Status& status) {
-    const RefusalDetail detail = DetailOf(status);
-    return detail.offenders.empty() ? Reason::kLoading : detail.offenders.front().reason;
-  }
-
-  absl::Time now_ = absl::UnixEpoch();
-  SessionTable table_{Options()};
-};
+using ::testing::IsEmpty;
 
 TEST_F(SessionTableTest, TheWindowOfAStartIsDeadThenItsOwnIds) {
   EXPECT_THAT(*Commit("s", 0, {7, 8}), ElementsAre(kDead, kDead, kDead, 7, 8));
@@ -140,7 +103,7 @@ TEST_F(SessionTableTest, OneOffenderRefusesTheCallAndAllAreListedAndNothingIsWri
   ASSERT_TRUE(Commit("good", 0, {1}).ok());
   const std::vector<SequenceClaim> claims = {
       {"good", 1, {2}, {}}, {"good too", 7, {1}, {}}, {"new", 0, {5}, {}}, {"", 9, {1}, {}}};
-  const absl::Status status = table_.Commit("p", claims).status();
+  const absl::Status status = Call(claims).status();
   const RefusalDetail detail = DetailOf(status);
   ASSERT_EQ(detail.offenders.size(), 2);
   EXPECT_EQ(detail.offenders[0].field, "sequences[1].start_pos");
@@ -152,11 +115,15 @@ TEST_F(SessionTableTest, OneOffenderRefusesTheCallAndAllAreListedAndNothingIsWri
 
 TEST_F(SessionTableTest, TwoPrincipalsNeverMeetEvenWithNamesThatRunTogether) {
   const SequenceClaim ab{"c", 0, {1}, {}};
-  ASSERT_TRUE(table_.Commit("ab", {ab}).ok());
+  ASSERT_TRUE(table_.Commit("ab", {ab}, false).ok());
   const SequenceClaim a{"bc", 1, {2}, {}};
-  EXPECT_EQ(ReasonOf(table_.Commit("a", {a}).status()), Reason::kSessionLost);
+  EXPECT_EQ(ReasonOf(table_.Commit("a", {a}, false).status()), Reason::kSessionLost);
   const SequenceClaim digit{"1c", 1, {2}, {}};
-  EXPECT_EQ(ReasonOf(table_.Commit("", {digit}).status()), Reason::kSessionLost);
+  EXPECT_EQ(ReasonOf(table_.Commit("", {digit}, false).status()), Reason::kSessionLost);
+  EXPECT_EQ(ReasonOf(table_.Commit("a", {Fork("child", "bc", 1, {2})}, false).status()), Reason::kSessionLost);
+  EXPECT_THAT(table_.Close("a", {"bc", "c"}), IsEmpty());
+  EXPECT_THAT(table_.Close("ab", {"c"}), ElementsAre(SessionTable::KeyOf("ab", "c")));
+  EXPECT_NE(SessionTable::KeyOf("ab", "c"), SessionTable::KeyOf("a", "bc"));
 }
 
 TEST_F(SessionTableTest, KeepsTheLastWindowPositions) {
@@ -180,55 +147,6 @@ TEST_F(SessionTableTest, ALongPrefillDoesNotLeaveItsCapacityBehind) {
   ASSERT_TRUE(Commit("s", 0, Ids(100'000, 5)).ok());
   ASSERT_TRUE(Commit("s", 100'000, {5}).ok());
   EXPECT_LT(table_.stats().bytes, 2000);
-}
-
-TEST_F(SessionTableTest, IdleSessionsGoAfterTheTtl) {
-  ASSERT_TRUE(Commit("old", 0, {1}).ok());
-  now_ += absl::Seconds(400);
-  ASSERT_TRUE(Commit("young", 0, {1}).ok());
-  now_ += absl::Seconds(300);
-  ASSERT_TRUE(Commit("young", 1, {1}).ok());
-  EXPECT_EQ(table_.stats().sessions, 1);
-  EXPECT_EQ(table_.stats().evicted_idle, 1);
-  EXPECT_EQ(ReasonOf(Commit("old", 1, {1}).status()), Reason::kSessionLost);
-}
-
-TEST(SessionMemoryTest, LeastRecentlyUsedGoFirstAndTheCallAtHandNever) {
-  SessionOptions options;
-  options.memory_bytes = 3000;
-  SessionTable table(options);
-  for (int i = 0; i < 100; ++i) {
-    const SequenceClaim claim{std::to_string(i), 0, Ids(40, 1), {}};
-    ASSERT_TRUE(table.Commit("p", {claim}).ok());
-    const SequenceClaim first{"0", 40 + i, {2}, {}};  // keep "0" in use
-    ASSERT_TRUE(table.Commit("p", {first}).ok()) << i;
-  }
-  const SessionStats stats = table.stats();
-  EXPECT_LE(stats.bytes, 3000);
-  EXPECT_EQ(stats.sessions + stats.evicted_memory, 100);
-
-  // One call larger than all the memory: served, and then it is all there is.
-  std::vector<SequenceClaim> claims;
-  for (int i = 0; i < 50; ++i) claims.push_back({"big" + std::to_string(i), 0, Ids(40, 1), {}});
-  ASSERT_TRUE(table.Commit("p", claims).ok());
-  EXPECT_EQ(table.stats().sessions, 50);
-}
-
-TEST(SessionThreadsTest, ManyThreadsOnFewSessionsKeepEveryHistoryWhole) {
-  SessionTable table(SessionOptions{});
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([&table, t] {
-      for (int i = 0; i < 500; ++i) {
-        const std::string name = std::to_string((t + i) % 4);
-        const SequenceClaim claim{name, 0, Ids(static_cast<size_t>(1 + i % 7), t), {}};
-        ASSERT_TRUE(table.Commit("p", {claim}).ok());
-        table.stats();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(table.stats().sessions, 4);
 }
 
 }  // namespace

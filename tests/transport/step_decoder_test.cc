@@ -1,33 +1,40 @@
-// Hostile and odd ApplyRequests against the decoder; the ordinary refusals are in tests/e2e/apply_refusals_test.cc.
-#include "server/transport/apply_codec.h"
-
+// Hostile and odd requests against the decoders; the ordinary refusals are in tests/e2e/apply_refusals_test.cc.
 #include <gtest/gtest.h>
 
 #include <random>
 #include <string>
 
+#include "server/engine/cpu_backend.h"
 #include "server/refusal/refusal.h"
+#include "server/transport/step_call.h"
 
 namespace engram {
 namespace {
 
-class ApplyCodecTest : public ::testing::Test {
+class StepDecoderTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     auto model = EngramModel::Load(std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf", {});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = new std::shared_ptr<const EngramModel>(*model);
+    shape_ = ShapeOf(**model);
   }
   static void TearDownTestSuite() { delete model_; }
 
   static const EngramModel& model() { return **model_; }
+  DecodeContext context() const { return {model(), shape_, limits_, tickets_, "p"}; }
+
+  static StepShape shape_;
+  const CallLimits limits_;
+  TicketStore tickets_{TicketOptions{}};
 
   static std::shared_ptr<const EngramModel>* model_;
 };
 
-std::shared_ptr<const EngramModel>* ApplyCodecTest::model_ = nullptr;
+std::shared_ptr<const EngramModel>* StepDecoderTest::model_ = nullptr;
+StepShape StepDecoderTest::shape_;
 
-TEST_F(ApplyCodecTest, IdsAreCompressedMaskedAndLookbackTurnedAround) {
+TEST_F(StepDecoderTest, IdsAreCompressedMaskedAndLookbackTurnedAround) {
   v1::ApplyRequest request;
   request.set_form(v1::FORM_KV);
   v1::Sequence& sequence = *request.add_sequences();
@@ -36,11 +43,11 @@ TEST_F(ApplyCodecTest, IdsAreCompressedMaskedAndLookbackTurnedAround) {
   sequence.set_token_mask(std::string("\x01\x00\xff", 3));
   for (const int token : {20, 21, -1}) sequence.add_lookback_token_ids(token);
   request.add_layers()->set_layer_id(14);
-  const absl::StatusOr<ApplyCall> call = DecodeApply(request, model(), CallLimits{});
+  const absl::StatusOr<StepCall> call = DecodeApply(request, context());
   ASSERT_TRUE(call.ok()) << call.status();
   const absl::Span<const int32_t> map = model().token_map();
   ASSERT_EQ(call->claims.size(), 1);
-  EXPECT_EQ(call->claims[0].ids, (std::vector<int32_t>{map[10], kernels::kDead, map[12]}));
+  EXPECT_EQ(call->claims[0].ids, (std::vector<int32_t>{map[10], kMasked, map[12]}));
   EXPECT_EQ(call->claims[0].lookback, (std::vector<int32_t>{kernels::kDead, map[21], map[20]}));
   EXPECT_EQ(call->token_mask, (std::vector<uint8_t>{1, 0, 1}));
   EXPECT_EQ(call->layers, std::vector<int>{1});
@@ -48,7 +55,7 @@ TEST_F(ApplyCodecTest, IdsAreCompressedMaskedAndLookbackTurnedAround) {
   EXPECT_EQ(call->reply_bytes, 3 * 64 * 5 * 2);
 }
 
-TEST_F(ApplyCodecTest, AMaskOfOneSequenceLeavesTheOthersLive) {
+TEST_F(StepDecoderTest, AMaskOfOneSequenceLeavesTheOthersLive) {
   v1::ApplyRequest request;
   request.set_form(v1::FORM_KV);
   request.add_sequences()->add_token_ids(1);
@@ -56,13 +63,13 @@ TEST_F(ApplyCodecTest, AMaskOfOneSequenceLeavesTheOthersLive) {
   masked.add_token_ids(2);
   masked.set_token_mask(std::string(1, '\0'));
   request.add_layers()->set_layer_id(1);
-  const absl::StatusOr<ApplyCall> call = DecodeApply(request, model(), CallLimits{});
+  const absl::StatusOr<StepCall> call = DecodeApply(request, context());
   ASSERT_TRUE(call.ok()) << call.status();
   EXPECT_EQ(call->token_mask, (std::vector<uint8_t>{1, 0}));
 }
 
 // Any bytes that parse as a request are decoded or refused with a reason; nothing else.
-TEST_F(ApplyCodecTest, MutatedRequestsAreDecodedOrRefusedWithAReason) {
+TEST_F(StepDecoderTest, MutatedRequestsAreDecodedOrRefusedWithAReason) {
   std::mt19937 random(17);
   int decoded = 0, refused = 0, unparsed = 0;
   for (int i = 0; i < 20000; ++i) {
@@ -89,11 +96,14 @@ TEST_F(ApplyCodecTest, MutatedRequestsAreDecodedOrRefusedWithAReason) {
       ++unparsed;
       continue;
     }
-    const absl::StatusOr<ApplyCall> call = DecodeApply(mutated, model(), CallLimits{});
+    const absl::StatusOr<StepCall> call = DecodeApply(mutated, context());
     if (call.ok()) {
       ++decoded;
-      v1::ApplyResponse response;
-      for (const CallLayer& out : LayOutReply(*call, model(), mutated, response)) ASSERT_NE(out.out, nullptr);
+      for (const int index : call->layers) {
+        v1::LayerOutput output;
+        const CallLayer out = LayOut(*call, index, model(), shape_, nullptr, output);
+        ASSERT_TRUE(out.out != nullptr || out.gates != nullptr);
+      }
     } else {
       ++refused;
       ASSERT_FALSE(DetailOf(call.status()).offenders.empty()) << call.status();

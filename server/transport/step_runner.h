@@ -1,0 +1,71 @@
+// A checked StepCall on its way through the core: permit, commit (histories and tickets), engine, reply.
+//
+// Shared by the unary methods and the stream, which differ only in how a reply goes out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/admission/budget.h"
+#include "server/engine/engine.h"
+#include "server/engine/ticket_store.h"
+#include "server/model/engram_model.h"
+#include "server/observe/metrics.h"
+#include "server/session/session_table.h"
+#include "server/transport/describe_model.h"
+#include "server/transport/step_call.h"
+
+namespace engram {
+
+// What calls are made of; all of it outlives the listeners.
+struct Core {
+  std::shared_ptr<const EngramModel> model;
+  StepShape shape;
+  CallLimits limits;
+  ServerIdentity identity;
+  Budget& budget;
+  SessionTable& sessions;
+  TicketStore& tickets;
+  Engine& engine;
+  Metrics& metrics;
+
+  // Everyone, as long as no listener asks for credentials.
+  std::string principal = "anonymous";
+
+  DecodeContext decode_context() const { return {*model, shape, limits, tickets, principal}; }
+};
+
+// Where a call's results go. Outputs live in the holder; the runner fills them.
+struct StepReply {
+  StepCall call;
+  std::vector<v1::LayerOutput*> outputs;  // one per call.layers, owned by whoever submits
+  std::vector<const void*> highways;      // likewise; null where the form reads none
+  std::string ticket;                     // of a Prepare, once it is done
+  std::vector<absl::Status> statuses;     // partial_ok: one per sequence, once committed
+};
+
+struct StepHooks {
+  absl::Time deadline = absl::InfiniteFuture();
+  uint64_t stream = 0;  // that the call came in by, 0: none
+  absl::AnyInvocable<bool() const> cancelled;
+  // outputs[index] is final. May be empty. Engine thread, before done.
+  absl::AnyInvocable<void(size_t index)> layer_done;
+  // Called exactly once, any thread; with OK every output is final.
+  absl::AnyInvocable<void(absl::Status)> done;
+};
+
+// Submits the call. `reply` is filled in as the call goes on and must live until `done`.
+void RunStep(const Core& core, StepReply& reply, StepHooks hooks);
+
+// Forgets sessions and their tickets, in the order of arrival of the calls that touch them; `done` gets how many there
+// were.
+void RunCloseSessions(const Core& core, std::vector<std::string> sessions, absl::Time deadline,
+                      absl::AnyInvocable<void(absl::Status, int32_t closed)> done);
+
+}  // namespace engram
