@@ -96,16 +96,6 @@ TEST_F(SessionTableTest, ALongPrefillDoesNotLeaveItsCapacityBehind) {
   EXPECT_LT(table_.stats().bytes, 64 * 9 / 8 * 4 + 400);
 }
 
-TEST_F(SessionTableTest, ACallLongerThanTheWindowCanBeRepeated) {
-  ASSERT_TRUE(Commit("s", 0, Ids(50, 1)).ok());
-  for (const size_t tokens : {61u, 62u, 64u, 500u}) {
-    const Ids first = *Commit("s", 50, Ids(tokens, 2));
-    const absl::StatusOr<Ids> again = Commit("s", 50, Ids(tokens, 2));
-    ASSERT_TRUE(again.ok()) << tokens << ": " << again.status();
-    EXPECT_EQ(*again, first);
-  }
-}
-
 TEST(SessionMemoryTest, ADeepRewindGivesItsMemoryBack) {
   SessionTable table(SessionOptions{});
   const SequenceClaim deep{"s", 0, Ids(8192, 5), {}};
