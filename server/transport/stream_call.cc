@@ -14,8 +14,8 @@ absl::Status Draining() {
   return Refuse({Reason::kDraining, "server", "", "", "the server is shutting down: use another replica"});
 }
 
-// What a request costs of its stream's limit besides its tensors: ids, masks, the message itself.
-constexpr int64_t kRequestBytes = 1024;
+// What a request costs of its stream's limit besides its message and the reply's tensors: its own records, an error.
+constexpr int64_t kRequestBytes = 4096;
 
 }  // namespace
 
@@ -75,9 +75,12 @@ void StreamCall::OnReadDone(bool ok) {
   auto request = std::make_shared<Request>();
   request->message.Swap(&incoming_);
   request->started = absl::Now();
+  // Whatever becomes of it: a client that reads no refusals must not pile them up either.
+  request->bytes = kRequestBytes + static_cast<int64_t>(request->message.ByteSizeLong());
   {
     absl::MutexLock lock(&mutex_);
     ++requests_;
+    held_bytes_ += request->bytes;
   }
   ++set_.in_flight_;
   Handle(std::move(request));
@@ -155,10 +158,10 @@ void StreamCall::HandleStep(const std::shared_ptr<Request>& request, absl::Statu
   absl::StatusOr<Permit> permit = core_.budget.Admit({.tokens = step->tokens, .bytes = payload});
   if (!permit.ok()) return Fail(request, permit.status());
   request->permit = *std::move(permit);
-  request->bytes = payload + kRequestBytes;
+  request->bytes += step->reply_bytes;
   {
     absl::MutexLock lock(&mutex_);
-    held_bytes_ += request->bytes;
+    held_bytes_ += step->reply_bytes;
   }
   request->reply.call = *std::move(step);
   request->reply.highways = std::move(highways);

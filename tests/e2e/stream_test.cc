@@ -189,6 +189,26 @@ TEST_F(StreamTest, AClientThatStopsReadingDoesNotGrowTheServer) {
   writer.join();
 }
 
+// A refused request holds its own bytes until its error is taken.
+TEST_F(StreamTest, AClientThatReadsNoRefusalsDoesNotGrowTheServer) {
+  Start({"--max-message-bytes", "1MiB"});
+  v1::StreamRequest message;
+  *message.mutable_apply() = ApplyOf({"", 0, {9999}, {}, {}}, v1::FORM_KV);
+  message.mutable_apply()->mutable_layers(0)->set_highway(std::string(256 * 1024, 'h'));
+  const int64_t before = ResidentKiB(server_->pid());
+  std::thread writer([&] {
+    for (uint64_t i = 0; i < 4000; ++i) {
+      message.set_request_id(i);
+      if (!stream_->Write(message)) break;
+    }
+    stream_->WritesDone();
+  });
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  EXPECT_LT(ResidentKiB(server_->pid()) - before, 64 * 1024) << "1 GB of requests is on its way";
+  context_->TryCancel();
+  writer.join();
+}
+
 TEST_F(StreamTest, AStreamThatVanishesFreesEverything) {
   Start();
   for (int round = 0; round < 20; ++round) {
