@@ -37,7 +37,7 @@ absl::StatusOr<Permit> Budget::Admit(const Cost& cost) {
                                 " bytes: send it in pieces")});
   }
   absl::MutexLock lock(&mutex_);
-  if (closed_) return Refuse({Reason::kDraining, "server", "", "", "the server is shutting down: use another replica"});
+  if (closed_) return RefuseDraining();
   // Written as differences: taken and max are both below 2^62, their sum with a hostile cost need not be.
   if (cost.tokens > options_.max_tokens - taken_.tokens) {
     return Refuse({Reason::kQueueFull, "sequences", absl::StrCat(cost.tokens),

@@ -14,10 +14,6 @@ namespace {
 // the other to end.
 constexpr int64_t kPrefillShare = 8;
 
-absl::Status Stopped() {
-  return Refuse({Reason::kDraining, "server", "", "", "the server is shutting down: use another replica"});
-}
-
 absl::string_view FormName(Form form) {
   switch (form) {
     case Form::kHighway:
@@ -65,7 +61,7 @@ void Engine::Submit(std::unique_ptr<Call> call) {
       return;
     }
   }
-  call->done(*call, Stopped());
+  call->done(*call, RefuseDraining());
 }
 
 void Engine::Loop() {
@@ -75,7 +71,7 @@ void Engine::Loop() {
     RetireDone();
   }
   for (Queue* queue : {&decode_, &prefill_}) {
-    for (Waiting& waiting : *queue) waiting.call->done(*waiting.call, Stopped());
+    for (Waiting& waiting : *queue) waiting.call->done(*waiting.call, RefuseDraining());
     queue->clear();
   }
 }

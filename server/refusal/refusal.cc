@@ -121,6 +121,10 @@ absl::Status Refuse(Offender offender) {
   return refusals.ToStatus();
 }
 
+absl::Status RefuseDraining() {
+  return Refuse({Reason::kDraining, "server", "", "", "the server is shutting down: use another replica"});
+}
+
 RefusalDetail DetailOf(const absl::Status& status) {
   RefusalDetail detail;
   const auto payload = status.GetPayload(kPayload);

@@ -88,6 +88,8 @@ class Refusals {
 
 // A refusal for one offender.
 absl::Status Refuse(Offender offender);
+// DRAINING: the one refusal that says nothing of the call.
+absl::Status RefuseDraining();
 
 // What ToStatus() put there; empty for any other status.
 struct RefusalDetail {

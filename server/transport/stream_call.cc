@@ -10,10 +10,6 @@
 namespace engram {
 namespace {
 
-absl::Status Draining() {
-  return Refuse({Reason::kDraining, "server", "", "", "the server is shutting down: use another replica"});
-}
-
 // What a request costs of its stream's limit besides its message and the reply's tensors: its own records, an error.
 constexpr int64_t kRequestBytes = 4096;
 
@@ -286,7 +282,7 @@ bool StreamCall::TakeFinish() {
   if (cancelled) {
     finish_status_ = grpc::Status::CANCELLED;
   } else if (!reads_done_) {
-    finish_status_ = ToWireStatus(Draining());
+    finish_status_ = ToWireStatus(RefuseDraining());
   }
   return true;
 }
