@@ -2,7 +2,7 @@
 //
 // There is one signature and several twins: ReferenceKernels() is scalar and follows the text of docs/numerics.md line
 // by line; CpuKernels() uses all threads of the Workers it is given. Row ids and bf16 rows of all twins are the same
-// bits; kv and gates are the same bits for every T, batch mix and thread count within one twin, and agree between twins
+// bits, and so is kv, for every T, batch mix and thread count; gates agree between the reference and the CPU twin
 // within the tolerances of docs/numerics.md.
 //
 // Callers own all memory and have checked every length. Pointers may have any alignment that their element type has,
@@ -48,12 +48,14 @@ struct TableView {
   int64_t rows = 0;
 };
 
-// wkv [outputs, inputs], row-major; inputs = columns * kRowValues, outputs = dim * (copies + 1).
+// wkv [outputs, inputs], row-major; inputs = columns * kRowValues, outputs = dim * (copies + 1). Exactly one of `bf16`
+// and `q2k` is there; where it is q2k, a weight is its value rounded to bf16 as a row's is.
 struct ProjectionWeights {
-  const Bf16* bf16 = nullptr;    // always there
-  const uint8_t* q2k = nullptr;  // the file's own blocks, [outputs][inputs / 256][84]; null unless the file holds Q2_K
+  const Bf16* bf16 = nullptr;
+  const uint8_t* q2k = nullptr;  // the file's own blocks, [outputs][inputs / 256][84], unaligned
   int64_t outputs = 0;
   int64_t inputs = 0;
+  const uint8_t* packed = nullptr;  // the twin's own layout, from Kernels::pack
 };
 
 struct GateWeights {
@@ -80,8 +82,17 @@ using HashWindowFn = void(const HashTables& tables, const int32_t* window, int64
 using GatherRowsFn = void(const TableView& table, const int64_t* ids, int64_t id_stride, int64_t tokens, int columns,
                           Bf16* out, Workers& workers);
 
-// kv = wkv * x per token: x [tokens, inputs] bf16, kv [tokens, outputs] bf16, f32 accumulation in the twin's one order.
-using ProjectFn = void(const ProjectionWeights& weights, const Bf16* x, int64_t tokens, Bf16* kv, Workers& workers);
+// Bytes of the twin's own layout of wkv; 0 where it reads bf16 or q2k itself.
+using PackedBytesFn = int64_t(const ProjectionWeights& weights);
+
+// Writes that layout, once, at load. `packed` is aligned to 64 bytes and outlives every use of the weights; bf16 and
+// q2k are not read afterwards.
+using PackFn = void(const ProjectionWeights& weights, uint8_t* packed, Workers& workers);
+
+// kv = wkv * x per token: x [tokens, inputs] bf16, kv [tokens, outputs] bf16, f32 accumulation in the one order of
+// projection_order.h. `scratch` [tokens, inputs] is overwritten.
+using ProjectFn = void(const ProjectionWeights& weights, const Bf16* x, int64_t tokens, Bf16* kv, Bf16* scratch,
+                       Workers& workers);
 
 // What ApplyGate reads and writes for a run of tokens.
 struct GateCall {
@@ -102,6 +113,8 @@ struct Kernels {
   const char* name;  // as it stands in numerics_id
   HashWindowFn* hash_window;
   GatherRowsFn* gather_rows;
+  PackedBytesFn* packed_bytes;
+  PackFn* pack;
   ProjectFn* project;
   ApplyGateFn* apply_gate;
 };
@@ -109,7 +122,7 @@ struct Kernels {
 // Scalar; ignores `workers` and runs on the calling thread. The yardstick of every other twin.
 const Kernels& ReferenceKernels();
 
-// All threads of `workers`, loops that the compiler vectorises.
+// All threads of `workers`, in the widest instruction set of this machine.
 const Kernels& CpuKernels();
 
 // Rows as the file holds them: out [tokens][columns][kQ2KBlockBytes], unaligned; ids as for GatherRowsFn, -1 gives a

@@ -1,33 +1,32 @@
-// The one order in which a kv value is summed (docs/numerics.md, projection), shared by the reference and the CPU twin.
+// The one order in which a kv value is summed (docs/numerics.md, projection), by the reference and by every CPU twin.
 //
-// 32 lanes start at +0. Lane j takes the products of k = j, j + 32, j + 64, … in ascending order: a product is rounded
-// to f32 (exact unless it under- or overflows), then added and rounded. Then the lanes are added in this tree:
-// neighbours 2i and 2i + 1 into p[i], then p[i] += p[i + 8] for i < 8, p[i] += p[i + 4] for i < 4, p[i] += p[i + 2] for
-// i < 2, p[0] + p[1]. The sum is rounded once to bf16. No T, batch mix, block size or thread count enters.
+// k runs in chunks of 1024. A chunk's sum starts at +0 and takes the pairs (k, k + 1) in ascending order; of a pair,
+// the product of k + 1 is added first and then that of k, each product and addition fused (one rounding to f32). Chunks
+// are added in ascending order, and the total is rounded once to bf16. A subnormal is zero wherever it appears: as an
+// input, after each fused step, after each addition. No T, batch mix, block size or thread count enters.
 //
-// Why 32: eight vectors of SSE, four of AVX2, two of AVX-512, so one output's lanes fit every register file; and a load
-// of 32 bf16 splits into its even and its odd values with one shift and one mask, which is why neighbours are added
-// first.
+// Why: this is what vdpbf16ps does to a register (both fused steps, this way round, flushing), with outputs in the
+// lanes and k in sequence; oneDNN's bf16 GEMM on AVX512_BF16 sums so too. Machines without it have the same bits from
+// two FMAs with FTZ and DAZ set.
 #pragma once
+
+#include <cmath>
 
 #include "kernels/scalar.h"
 
 namespace engram::kernels {
 
-inline constexpr int kProjectionLanes = 32;
+inline constexpr int64_t kProjectionChunk = 1024;
 
-// p[i]: the sum of lanes 2i and 2i + 1. Overwrites `p`.
-ENGRAM_ALWAYS_INLINE float SumProjectionPairs(float p[kProjectionLanes / 2]) {
-  for (int i = 0; i < 8; ++i) p[i] += p[i + 8];
-  for (int i = 0; i < 4; ++i) p[i] += p[i + 4];
-  for (int i = 0; i < 2; ++i) p[i] += p[i + 2];
-  return p[0] + p[1];
+ENGRAM_ALWAYS_INLINE float FlushSubnormal(float value) {
+  const uint32_t bits = F32Bits(value);
+  return (bits & 0x7F800000u) == 0 ? F32FromBits(bits & 0x80000000u) : value;
 }
 
-ENGRAM_ALWAYS_INLINE float SumProjectionLanes(const float lanes[kProjectionLanes]) {
-  float pairs[kProjectionLanes / 2];
-  for (int i = 0; i < kProjectionLanes / 2; ++i) pairs[i] = lanes[2 * i] + lanes[2 * i + 1];
-  return SumProjectionPairs(pairs);
+// sum + w·x, one step of the order. __builtin_fmaf is exact with or without an instruction for it.
+ENGRAM_ALWAYS_INLINE float ProjectionStep(float sum, Bf16 w, Bf16 x) {
+  return FlushSubnormal(
+      __builtin_fmaf(FlushSubnormal(F32FromBf16(w)), FlushSubnormal(F32FromBf16(x)), FlushSubnormal(sum)));
 }
 
 }  // namespace engram::kernels

@@ -4,16 +4,17 @@
 #include <cstddef>
 
 #include "kernels/cpu/loops.h"
+#include "kernels/cpu/projection_pack.h"
 
 namespace engram::kernels {
 namespace {
 
 // Grains: enough work that a claim (one atomic add, below 0.1 µs when contended) is lost in it, little enough that the
 // last range does not keep one thread busy while the others sleep.
-constexpr int64_t kHashGrain = 32;     // tokens of 48 divisions each, about 0.2 us: 6 us
-constexpr int64_t kGatherGrain = 96;   // rows, four tokens of 24 columns: 7 us, and six times the prefetch distance
-constexpr int64_t kProjectGrain = 32;  // outputs: 32 rows of 12 KiB are 384 KiB, 10 us at 40 GB/s a thread
-constexpr int64_t kGateGrain = 1;      // tokens of 4 x 5120 values: 5 to 10 us
+constexpr int64_t kHashGrain = 32;    // tokens of 48 divisions each, about 0.2 us: 6 us
+constexpr int64_t kGatherGrain = 96;  // rows, four tokens of 24 columns: 7 us, and six times the prefetch distance
+constexpr int64_t kProjectGrain = 1;  // panels of 128 outputs: 258 KB of Q2_K, 10 us for one token
+constexpr int64_t kGateGrain = 1;     // tokens of 4 x 5120 values: 5 to 10 us
 
 // Row ids of one token: `current` points at its own compressed id, the ids before it stand below.
 void HashToken(const HashTables& tables, const int32_t* current, int64_t* ids) {
@@ -59,10 +60,42 @@ void GatherRows(const TableView& table, const int64_t* ids, int64_t id_stride, i
 }
 
 template <LoopsFn* kLoops>
-void Project(const ProjectionWeights& weights, const Bf16* x, int64_t tokens, Bf16* kv, Workers& workers) {
+bool PacksQ2K(const ProjectionWeights& weights) {
+  return weights.q2k != nullptr && kLoops().reads_q2k;
+}
+
+template <LoopsFn* kLoops>
+int64_t PackedBytes(const ProjectionWeights& weights) {
+  return PanelsOf(weights) * PackedPanelBytes(weights.inputs, PacksQ2K<kLoops>(weights));
+}
+
+template <LoopsFn* kLoops>
+void Pack(const ProjectionWeights& weights, uint8_t* packed, Workers& workers) {
+  if (PacksQ2K<kLoops>(weights)) {
+    PackQ2K(weights, packed, workers);
+  } else {
+    PackBf16(weights, packed, workers);
+  }
+}
+
+template <LoopsFn* kLoops>
+void Project(const ProjectionWeights& weights, const Bf16* x, int64_t tokens, Bf16* kv, Bf16* scratch,
+             Workers& workers) {
   if (tokens == 0) return;
-  workers.ForEachRange(weights.outputs, kProjectGrain,
-                       [&](int64_t begin, int64_t end) { kLoops().project(weights, x, tokens, kv, begin, end); });
+  PanelCall call = {.packed = weights.packed,
+                    .q2k = PacksQ2K<kLoops>(weights),
+                    .outputs = weights.outputs,
+                    .inputs = weights.inputs,
+                    .tiles = {tokens},
+                    .x = x,
+                    .kv = kv};
+  if (tokens > 1) {
+    PackTokens(x, call.tiles, weights.inputs, scratch, workers);
+    call.x = scratch;
+  }
+  workers.ForEachRange(PanelsOf(weights), kProjectGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) kLoops().project(call, panel);
+  });
 }
 
 template <LoopsFn* kLoops>
@@ -71,12 +104,12 @@ void ApplyGate(const GateWeights& weights, const GateCall& call, Workers& worker
                        [&](int64_t begin, int64_t end) { kLoops().gate(weights, call, begin, end); });
 }
 
-// "k32": kv is summed in 32 lanes over k (projection_order.h). The instruction set is not part of the name, because it
-// does not change a bit.
+// "n16": outputs in the lanes, k in sequence (projection_order.h). The instruction set is not part of the name, because
+// it does not change a bit.
 template <LoopsFn* kLoops>
 const Kernels& KernelsOf() {
-  static constexpr Kernels kernels = {"cpu-k32", &HashWindow, &GatherRows<kLoops>, &Project<kLoops>,
-                                      &ApplyGate<kLoops>};
+  static constexpr Kernels kernels = {"n16",         &HashWindow,      &GatherRows<kLoops>, &PackedBytes<kLoops>,
+                                      &Pack<kLoops>, &Project<kLoops>, &ApplyGate<kLoops>};
   return kernels;
 }
 
@@ -89,17 +122,20 @@ CpuTwin TwinOf() {
 
 std::span<const CpuTwin> SupportedCpuTwins() {
 #ifdef ENGRAM_CPU_X86
-  static const CpuTwin twins[] = {TwinOf<&BaselineLoops>(), TwinOf<&Avx2Loops>(), TwinOf<&Avx512Loops>()};
+  static const CpuTwin twins[] = {TwinOf<&PortableLoops>(), TwinOf<&Avx2Loops>(), TwinOf<&Avx512Loops>(),
+                                  TwinOf<&Avx512Bf16Loops>()};
+  // Each asks for what its file is compiled for (kernels/CMakeLists.txt).
   static const size_t supported = [] {
-    if (!__builtin_cpu_supports("avx2")) return size_t{1};
-    // The four that loops_avx512.cc is compiled for.
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return size_t{1};
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return size_t{avx512 ? 3u : 2u};
+    if (!avx512) return size_t{2};
+    return size_t{__builtin_cpu_supports("avx512bf16") ? 4u : 3u};
   }();
   return std::span(twins).first(supported);
 #else
-  static const CpuTwin twins[] = {TwinOf<&BaselineLoops>()};
+  static const CpuTwin twins[] = {TwinOf<&PortableLoops>()};
   return twins;
 #endif
 }

@@ -1,4 +1,4 @@
-// Q2_K rows to bf16, by vectors of kBytes.
+// Q2_K rows to bf16: rows on their way while one is decoded, and a decoder by vectors of kBytes.
 #pragma once
 
 #include "kernels/cpu/loops.h"
@@ -19,32 +19,34 @@ ENGRAM_ALWAYS_INLINE void PrefetchRow(const uint8_t* row) {
   __builtin_prefetch(row + kQ2KBlockBytes - 1);
 }
 
-// DecodeQ2K and Bf16FromF32 in one pass; exact, so the order of work is free.
 template <int kBytes>
-ENGRAM_ALWAYS_INLINE void DecodeRow(const uint8_t* block, Bf16* out) {
-  using V = Vectors<kBytes>;
-  const float d = F32FromF16(LoadUnaligned<uint16_t>(block + 80));
-  const float dmin = F32FromF16(LoadUnaligned<uint16_t>(block + 82));
-  auto* to = reinterpret_cast<uint8_t*>(out);
-  for (int sub = 0; sub < 16; ++sub) {
-    const float step = d * static_cast<float>(block[sub] & 15);
-    const float minimum = dmin * static_cast<float>(block[sub] >> 4);
-    const uint8_t* codes = block + 16 + 32 * (sub / 8) + 16 * (sub % 2);
-    const int shift = sub % 8 / 2 * 2;
+struct RowDecoder {
+  // DecodeQ2K and Bf16FromF32 in one pass; exact, so the order of work is free.
+  static ENGRAM_ALWAYS_INLINE void Decode(const uint8_t* block, Bf16* out) {
+    using V = Vectors<kBytes>;
+    const float d = F32FromF16(LoadUnaligned<uint16_t>(block + 80));
+    const float dmin = F32FromF16(LoadUnaligned<uint16_t>(block + 82));
+    auto* to = reinterpret_cast<uint8_t*>(out);
+    for (int sub = 0; sub < 16; ++sub) {
+      const float step = d * static_cast<float>(block[sub] & 15);
+      const float minimum = dmin * static_cast<float>(block[sub] >> 4);
+      const uint8_t* codes = block + 16 + 32 * (sub / 8) + 16 * (sub % 2);
+      const int shift = sub % 8 / 2 * 2;
 #pragma GCC unroll 4
-    for (int i = 0; i < 16; i += V::kFloats) {
-      typename V::Bytes bytes;
-      __builtin_memcpy(&bytes, codes + i, sizeof(bytes));
-      // Widened in two steps: GCC 12 takes a step of four apart, byte by byte.
-      const auto wide = __builtin_convertvector(bytes, typename V::HalfWords);
-      const auto code = __builtin_convertvector((wide >> shift) & 3, typename V::Int);
-      const typename V::Float value = step * __builtin_convertvector(code, typename V::Float) - minimum;
-      Elements<kBytes, Bf16>::Store(value, to + (16 * sub + i) * 2);
+      for (int i = 0; i < 16; i += V::kFloats) {
+        typename V::Bytes bytes;
+        __builtin_memcpy(&bytes, codes + i, sizeof(bytes));
+        // Widened in two steps: GCC 12 takes a step of four apart, byte by byte.
+        const auto wide = __builtin_convertvector(bytes, typename V::HalfWords);
+        const auto code = __builtin_convertvector((wide >> shift) & 3, typename V::Int);
+        const typename V::Float value = step * __builtin_convertvector(code, typename V::Float) - minimum;
+        Elements<kBytes, Bf16>::Store(value, to + (16 * sub + i) * 2);
+      }
     }
   }
-}
+};
 
-template <int kBytes>
+template <typename Decoder>
 void GatherRange(const GatherCall& call, int64_t begin, int64_t end) {
   // Rows are counted token by token; `token` and `column` are the place of `row`, `ahead_*` of the row to prefetch.
   int64_t ahead_token = begin / call.columns;
@@ -71,7 +73,7 @@ void GatherRange(const GatherCall& call, int64_t begin, int64_t end) {
     if (id < 0) {
       __builtin_memset(out, 0, kRowValues * sizeof(Bf16));
     } else {
-      DecodeRow<kBytes>(call.table.bytes + id * kQ2KBlockBytes, out);
+      Decoder::Decode(call.table.bytes + id * kQ2KBlockBytes, out);
     }
     if (++column == call.columns) {
       column = 0;

@@ -1,6 +1,8 @@
 // The scalar twin: docs/numerics.md, sentence by sentence. Nothing here is fast, and nothing here should become so.
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <vector>
 
 #include "kernels/gate_value.h"
 #include "kernels/kernels.h"
@@ -59,16 +61,40 @@ void GatherRows(const TableView& table, const int64_t* ids, int64_t id_stride, i
   }
 }
 
-void Project(const ProjectionWeights& weights, const Bf16* x, int64_t tokens, Bf16* kv, Workers&) {
-  for (int64_t t = 0; t < tokens; ++t) {
-    for (int64_t o = 0; o < weights.outputs; ++o) {
-      const Bf16* row = weights.bf16 + o * weights.inputs;
-      float lanes[kProjectionLanes] = {};
-      for (int64_t k = 0; k < weights.inputs; ++k) {
-        const float product = F32FromBf16(row[k]) * F32FromBf16(x[t * weights.inputs + k]);
-        lanes[k % kProjectionLanes] += product;
+// A row of wkv as bf16, whatever the file holds.
+void ExpandWeights(const ProjectionWeights& weights, int64_t output, std::vector<Bf16>& row) {
+  if (weights.bf16 != nullptr) {
+    row.assign(weights.bf16 + output * weights.inputs, weights.bf16 + (output + 1) * weights.inputs);
+    return;
+  }
+  const int64_t blocks = weights.inputs / kRowValues;
+  for (int64_t b = 0; b < blocks; ++b) {
+    float values[kRowValues];
+    DecodeQ2K(weights.q2k + (output * blocks + b) * kQ2KBlockBytes, values);
+    for (int64_t i = 0; i < kRowValues; ++i) row[static_cast<size_t>(b * kRowValues + i)] = Bf16FromF32(values[i]);
+  }
+}
+
+int64_t PackedBytes(const ProjectionWeights&) { return 0; }
+
+void Pack(const ProjectionWeights&, uint8_t*, Workers&) {}
+
+void Project(const ProjectionWeights& weights, const Bf16* x, int64_t tokens, Bf16* kv, Bf16*, Workers&) {
+  std::vector<Bf16> row(static_cast<size_t>(weights.inputs));
+  for (int64_t o = 0; o < weights.outputs; ++o) {
+    ExpandWeights(weights, o, row);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const Bf16* token = x + t * weights.inputs;
+      float total = 0;
+      for (int64_t begin = 0; begin < weights.inputs; begin += kProjectionChunk) {
+        float sum = 0;
+        for (int64_t k = begin; k < std::min(begin + kProjectionChunk, weights.inputs); k += 2) {
+          sum = ProjectionStep(sum, row[static_cast<size_t>(k) + 1], token[k + 1]);
+          sum = ProjectionStep(sum, row[static_cast<size_t>(k)], token[k]);
+        }
+        total = FlushSubnormal(total + sum);
       }
-      kv[t * weights.outputs + o] = Bf16FromF32(SumProjectionLanes(lanes));
+      kv[t * weights.outputs + o] = Bf16FromF32(total);
     }
   }
 }
@@ -141,7 +167,7 @@ void DecodeQ2K(const uint8_t* block, float out[kRowValues]) {
 }
 
 const Kernels& ReferenceKernels() {
-  static constexpr Kernels kernels = {"reference", &HashWindow, &GatherRows, &Project, &ApplyGate};
+  static constexpr Kernels kernels = {"reference", &HashWindow, &GatherRows, &PackedBytes, &Pack, &Project, &ApplyGate};
   return kernels;
 }
 

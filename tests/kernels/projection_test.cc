@@ -16,24 +16,62 @@ namespace {
 struct Problem {
   int64_t tokens, outputs, inputs;
   std::vector<Bf16> weights, x;
+  std::vector<uint8_t> q2k;  // where it is not empty, `weights` are its values
 
-  ProjectionWeights view() const { return {weights.data(), nullptr, outputs, inputs}; }
+  ProjectionWeights view() const {
+    if (q2k.empty()) return {weights.data(), nullptr, outputs, inputs};
+    return {nullptr, q2k.data(), outputs, inputs};
+  }
 };
 
 Problem RandomProblem(Random& random, int64_t tokens, int64_t outputs, int64_t columns) {
-  Problem problem = {tokens, outputs, columns * kRowValues, {}, {}};
+  Problem problem = {tokens, outputs, columns * kRowValues, {}, {}, {}};
   for (int64_t i = 0; i < outputs * problem.inputs; ++i) problem.weights.push_back(Bf16FromF32(Normal(random) * 0.1f));
   for (int64_t i = 0; i < tokens * problem.inputs; ++i) problem.x.push_back(Bf16FromF32(Normal(random)));
   return problem;
 }
 
-std::vector<Bf16> Project(const Kernels& kernels, const Problem& problem, int threads) {
-  std::vector<Bf16> kv(static_cast<size_t>(problem.tokens * problem.outputs + 1), 0xABCD);
+Problem RandomQ2KProblem(Random& random, int64_t tokens, int64_t outputs, int64_t columns) {
+  Problem problem = RandomProblem(random, tokens, outputs, columns);
+  problem.q2k = RandomQ2K(random, outputs * columns);
+  for (int64_t b = 0; b < outputs * columns; ++b) {
+    float values[kRowValues];
+    DecodeQ2K(problem.q2k.data() + b * kQ2KBlockBytes, values);
+    for (int64_t i = 0; i < kRowValues; ++i) {
+      problem.weights[static_cast<size_t>(b * kRowValues + i)] = Bf16FromF32(values[i]);
+    }
+  }
+  return problem;
+}
+
+// 64-byte aligned, as packed weights are, and `offset` elements further.
+template <typename T>
+struct Aligned {
+  Aligned(size_t size, size_t offset) : memory(size + offset + 64 / sizeof(T)) {
+    data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64) + offset;
+  }
+  std::vector<T> memory;
+  T* data;
+};
+
+std::vector<Bf16> Project(const Kernels& kernels, const Problem& problem, int threads, size_t misaligned = 0) {
   Workers workers(threads);
-  kernels.project(problem.view(), problem.x.data(), problem.tokens, kv.data(), workers);
-  EXPECT_EQ(kv.back(), 0xABCD) << "written behind the end";
-  kv.pop_back();
-  return kv;
+  ProjectionWeights weights = problem.view();
+  const Aligned<uint8_t> packed(static_cast<size_t>(kernels.packed_bytes(weights)), 0);
+  kernels.pack(weights, packed.data, workers);
+  if (kernels.packed_bytes(weights) > 0) weights.bf16 = nullptr;  // q2k stays: it says what was packed
+  weights.packed = packed.data;
+  const Aligned<Bf16> x(problem.x.size(), misaligned);
+  std::copy(problem.x.begin(), problem.x.end(), x.data);
+  const Aligned<Bf16> scratch(problem.x.size() + 1, misaligned);
+  scratch.data[problem.x.size()] = 0xABCD;
+  const auto results = static_cast<size_t>(problem.tokens * problem.outputs);
+  const Aligned<Bf16> kv(results + 1, misaligned);
+  kv.data[results] = 0xABCD;
+  kernels.project(weights, x.data, problem.tokens, kv.data, scratch.data, workers);
+  EXPECT_EQ(kv.data[results], 0xABCD) << "written behind the end of kv";
+  EXPECT_EQ(scratch.data[problem.x.size()], 0xABCD) << "written behind the end of scratch";
+  return {kv.data, kv.data + results};
 }
 
 // Within one bf16 ulp of the exact value, or 2^-8 of the token's rms where terms cancel.
@@ -70,8 +108,9 @@ std::vector<int64_t> TokenCounts() {
 TEST(Projection, EveryTwinHasTheReferencesBitsAndTheyAreNearExact) {
   Random random(6);
   for (const int64_t tokens : TokenCounts()) {
-    for (const int64_t outputs : {1, 3, 8, 37}) {
-      const Problem problem = RandomProblem(random, tokens, outputs, 1 + tokens % 3);
+    for (const int64_t outputs : {1, 3, 16, 37, 131}) {
+      if (tokens * outputs > 9000) continue;  // what a larger one could show, 33 tokens do
+      const Problem problem = RandomProblem(random, tokens, outputs, 1 + tokens % 6);
       const std::vector<Bf16> expected = Project(ReferenceKernels(), problem, 1);
       ExpectNearExact(problem, expected);
       for (const CpuTwin& twin : SupportedCpuTwins()) {
@@ -82,13 +121,56 @@ TEST(Projection, EveryTwinHasTheReferencesBitsAndTheyAreNearExact) {
   }
 }
 
+// f16 scales of every size and sign: subnormal ones, and products that cancel.
+TEST(Projection, Q2KWeightsAreTheirValuesAsBf16InEveryTwin) {
+  Random random(12);
+  for (const int64_t tokens : TokenCounts()) {
+    for (const int64_t outputs : {1, 17, 130}) {
+      if (tokens * outputs > 9000) continue;
+      const Problem blocks = RandomQ2KProblem(random, tokens, outputs, 1 + tokens % 6);
+      Problem values = blocks;
+      values.q2k.clear();
+      const std::vector<Bf16> expected = Project(ReferenceKernels(), values, 1);
+      ASSERT_EQ(Project(ReferenceKernels(), blocks, 1), expected);
+      for (const CpuTwin& twin : SupportedCpuTwins()) {
+        ASSERT_EQ(Project(*twin.kernels, blocks, 2), expected)
+            << twin.instructions << ", " << tokens << " x " << outputs;
+        ASSERT_EQ(Project(*twin.kernels, values, 2), expected) << twin.instructions;
+      }
+    }
+  }
+}
+
+// Products and sums around 2^-126: zero in all twins where the order says so.
+TEST(Projection, SubnormalsAreZeroEverywhere) {
+  Random random(13);
+  Problem problem = RandomProblem(random, 7, 21, 5);
+  const auto tiny = [&] {
+    // Exponents 0..100 of bf16: products from far below the subnormals to just above.
+    return static_cast<Bf16>((random() & 0x807Fu) | (static_cast<uint64_t>(40 + Below(random, 50)) << 7));
+  };
+  for (Bf16& value : problem.weights) value = tiny();
+  for (Bf16& value : problem.x) value = Below(random, 8) == 0 ? static_cast<Bf16>(random() & 0x807Fu) : tiny();
+  const std::vector<Bf16> expected = Project(ReferenceKernels(), problem, 1);
+  int64_t zeros = 0, subnormal = 0;
+  for (const Bf16 value : expected) {
+    zeros += (value & 0x7FFF) == 0;
+    subnormal += (value & 0x7FFF) != 0 && (value & 0x7F80) == 0;
+  }
+  EXPECT_EQ(subnormal, 0);
+  EXPECT_LT(zeros, static_cast<int64_t>(expected.size()));
+  for (const CpuTwin& twin : SupportedCpuTwins()) {
+    EXPECT_EQ(Project(*twin.kernels, problem, 2), expected) << twin.instructions;
+  }
+}
+
 TEST(Projection, ATokenAloneHasTheBitsItHasInABatch) {
   Random random(7);
   const Problem batch = RandomProblem(random, 70, 67, 2);
   for (const NamedTwin& twin : AllTwins()) {
     const std::vector<Bf16> together = Project(*twin.kernels, batch, 2);
     for (int64_t t = 0; t < batch.tokens; ++t) {
-      Problem alone = batch;
+      Problem alone = batch;  // its first tile has another size
       alone.tokens = 1;
       alone.x.assign(batch.x.begin() + t * batch.inputs, batch.x.begin() + (t + 1) * batch.inputs);
       const std::vector<Bf16> kv = Project(*twin.kernels, alone, 1);
@@ -106,18 +188,26 @@ TEST(Projection, TheNumberOfThreadsChangesNothing) {
   }
 }
 
-// The written order, on values that come out otherwise in any other: lane 5 loses seven ones to 2^24, lane 4 cancels
-// lane 5 as its neighbour, and the ones of lanes 6 and 7 meet each other before they meet anything large.
+// The written order, on values that come out otherwise in any other.
 TEST(Projection, SumsInTheWrittenOrder) {
-  Problem problem = {1, 1, kRowValues, std::vector<Bf16>(kRowValues, Bf16FromF32(1)), std::vector<Bf16>(kRowValues, 0)};
+  Problem problem = {1, 1, 2 * kProjectionChunk, {}, {}, {}};
+  problem.weights.assign(static_cast<size_t>(problem.inputs), Bf16FromF32(1));
+  problem.x.assign(static_cast<size_t>(problem.inputs), 0);
   const auto set = [&](int64_t k, float value) { problem.x[static_cast<size_t>(k)] = Bf16FromF32(value); };
-  set(4, -0x1p24f);
-  set(5, 0x1p24f);
-  for (int64_t k = 5 + kProjectionLanes; k < kRowValues; k += kProjectionLanes) set(k, 1);
-  set(6, 1);
-  set(7, 1);
+  set(1, 0x1p24f);  // first, though k = 0 stands before it:
+  set(0, 1);        // lost in 2^24, to even
+  set(2, -0x1p24f);
+  set(3, 1);  // lost too, since it is added before -2^24
+  set(4, 3);  // stays
+  set(kProjectionChunk,
+      0x1p24f);  // a chunk of its own: 2^24 + 1 is even again, and 3 from the first chunk is added last
+  set(kProjectionChunk + 2, 1);
   for (const NamedTwin& twin : AllTwins()) {
-    EXPECT_EQ(F32FromBf16(Project(*twin.kernels, problem, 1)[0]), 2.0f) << twin.name;
+    EXPECT_EQ(F32FromBf16(Project(*twin.kernels, problem, 1)[0]), 0x1p24f) << twin.name;
+  }
+  set(kProjectionChunk + 4, -0x1p24f);
+  for (const NamedTwin& twin : AllTwins()) {
+    EXPECT_EQ(F32FromBf16(Project(*twin.kernels, problem, 1)[0]), 3.0f) << twin.name;
   }
 }
 
@@ -135,19 +225,10 @@ TEST(Projection, ANanReachesItsOwnTokenOnly) {
 
 TEST(Projection, PointersNeedTheAlignmentOfABf16AndNoMore) {
   Random random(10);
-  const Problem problem = RandomProblem(random, 6, 5, 1);
-  const std::vector<Bf16> expected = Project(ReferenceKernels(), problem, 1);
-  std::vector<Bf16> weights = problem.weights;
-  std::vector<Bf16> x = problem.x;
-  weights.insert(weights.begin(), 0x7FFF);
-  x.insert(x.begin(), 0x7FFF);
-  Workers workers(1);
-  for (const NamedTwin& twin : AllTwins()) {
-    std::vector<Bf16> kv(expected.size() + 1);
-    twin.kernels->project({weights.data() + 1, nullptr, problem.outputs, problem.inputs}, x.data() + 1, problem.tokens,
-                          kv.data() + 1, workers);
-    kv.erase(kv.begin());
-    EXPECT_EQ(kv, expected) << twin.name;
+  for (const int64_t tokens : {1, 6}) {
+    const Problem problem = RandomQ2KProblem(random, tokens, 21, 1);
+    const std::vector<Bf16> expected = Project(ReferenceKernels(), problem, 1);
+    for (const NamedTwin& twin : AllTwins()) EXPECT_EQ(Project(*twin.kernels, problem, 1, 1), expected) << twin.name;
   }
 }
 
