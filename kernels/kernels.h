@@ -34,13 +34,18 @@ struct HashTables {
   int max_ngram = 0;  // 2..kMaxNgram
   int heads = 0;
   int layers = 0;
-  int32_t pad_id = 0;                    // compressed id
-  const int64_t* multipliers = nullptr;  // [layers][max_ngram], odd, > 0
-  const int64_t* primes = nullptr;       // [layers][columns], >= 2
-  const int64_t* offsets = nullptr;      // [layers][columns], the running sum of the layer's primes
+  int32_t pad_id = 0;                     // compressed id
+  const int64_t* multipliers = nullptr;   // [layers][max_ngram], odd, > 0
+  const int64_t* primes = nullptr;        // [layers][columns], >= 2
+  const int64_t* offsets = nullptr;       // [layers][columns], the running sum of the layer's primes
+  const uint64_t* reciprocals = nullptr;  // [layers][columns], ReciprocalOf each prime
 
   int columns() const { return (max_ngram - 1) * heads; }
 };
+
+// For a division by `prime` without dividing: with r = floor((2^64 - 1) / prime) and 0 <= v < 2^63, the upper half of
+// v * r is v / prime or one less, since v * (2^64 / prime - r) / 2^64 < 1/2.
+constexpr uint64_t ReciprocalOf(int64_t prime) { return ~uint64_t{0} / static_cast<uint64_t>(prime); }
 
 // A layer's table as the file holds it: Q2_K rows of kQ2KBlockBytes each, back to back.
 struct TableView {

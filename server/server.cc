@@ -78,7 +78,8 @@ CallLimits LimitsOf(const ServerOptions& options) {
 
 class RunningServer final : public Server {
  public:
-  RunningServer(const ServerOptions& options, std::shared_ptr<const EngramModel> model)
+  RunningServer(const ServerOptions& options, std::shared_ptr<const EngramModel> model,
+                std::unique_ptr<Backend> backend)
       : options_(options),
         model_(std::move(model)),
         budget_({.max_tokens = options.max_queue_tokens, .max_bytes = options.max_queue_bytes}),
@@ -89,10 +90,7 @@ class RunningServer final : public Server {
         tickets_({.epoch = epoch_,
                   .memory_bytes = options.prepare_memory_bytes,
                   .ttl = absl::Milliseconds(options.ticket_ttl_ms)}),
-        engine_(model_,
-                std::make_unique<CpuBackend>(model_, kernels::CpuKernels(),
-                                             CpuBackendOptions{options.threads, options.max_batch_tokens}),
-                ShapeOf(*model_), EngineOptions{options.max_batch_tokens}, metrics_),
+        engine_(model_, std::move(backend), ShapeOf(*model_), EngineOptions{options.max_batch_tokens}, metrics_),
         service_({.model = model_,
                   .shape = ShapeOf(*model_),
                   .limits = LimitsOf(options),
@@ -192,7 +190,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::BuildAndStart(const ServerOption
   absl::StatusOr<std::shared_ptr<const EngramModel>> model = LoadModel(options);
   if (!model.ok()) return model.status();
   if (const absl::Status status = CheckMessageBytes(options, **model); !status.ok()) return status;
-  auto server = std::make_unique<RunningServer>(options, *std::move(model));
+  absl::StatusOr<std::unique_ptr<CpuBackend>> backend = CpuBackend::Create(
+      *model, kernels::CpuKernels(), {.threads = options.threads, .max_batch_tokens = options.max_batch_tokens});
+  if (!backend.ok()) return backend.status();
+  auto server = std::make_unique<RunningServer>(options, *std::move(model), *std::move(backend));
   if (const absl::Status status = server->Listen(); !status.ok()) return status;
   return server;
 }

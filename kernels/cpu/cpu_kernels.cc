@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/projection_pack.h"
+#include "kernels/scalar.h"
 
 namespace engram::kernels {
 namespace {
@@ -15,6 +16,13 @@ constexpr int64_t kHashGrain = 32;    // tokens of 48 divisions each, about 0.2 
 constexpr int64_t kGatherGrain = 96;  // rows, four tokens of 24 columns: 7 us, and six times the prefetch distance
 constexpr int64_t kProjectGrain = 1;  // panels of 128 outputs: 258 KB of Q2_K, 10 us for one token
 constexpr int64_t kGateGrain = 1;     // tokens of 4 x 5120 values: 5 to 10 us
+
+// value mod prime, 0 <= value.
+ENGRAM_ALWAYS_INLINE int64_t ModuloOf(uint64_t value, uint64_t prime, uint64_t reciprocal) {
+  const auto quotient = static_cast<uint64_t>((static_cast<unsigned __int128>(value) * reciprocal) >> 64);
+  const uint64_t remainder = value - quotient * prime;
+  return static_cast<int64_t>(remainder >= prime ? remainder - prime : remainder);
+}
 
 // Row ids of one token: `current` points at its own compressed id, the ids before it stand below.
 void HashToken(const HashTables& tables, const int32_t* current, int64_t* ids) {
@@ -30,13 +38,22 @@ void HashToken(const HashTables& tables, const int32_t* current, int64_t* ids) {
     const int64_t* multipliers = tables.multipliers + layer * n;
     const int64_t* primes = tables.primes + layer * columns;
     const int64_t* offsets = tables.offsets + layer * columns;
+    const uint64_t* reciprocals = tables.reciprocals + layer * columns;
     uint64_t roll = gram[0] * static_cast<uint64_t>(multipliers[0]);
-    for (int g = 1; g < n; ++g) {
+    for (int g = 1; g < n; ++g, ids += tables.heads) {
       roll ^= gram[g] * static_cast<uint64_t>(multipliers[g]);
-      const auto value = static_cast<int64_t>(roll);
-      for (int head = 0; head < tables.heads; ++head, ++ids, ++primes, ++offsets) {
-        const int64_t remainder = value % *primes;
-        *ids = (remainder < 0 ? remainder + *primes : remainder) + *offsets;
+      const int first = (g - 1) * tables.heads;
+      if (roll >> 63 != 0) {  // a product has wrapped, which no valid table does; the modulus is euclidean all the same
+        for (int head = 0; head < tables.heads; ++head) {
+          const int64_t prime = primes[first + head];
+          const int64_t remainder = static_cast<int64_t>(roll) % prime;
+          ids[head] = (remainder < 0 ? remainder + prime : remainder) + offsets[first + head];
+        }
+        continue;
+      }
+      for (int head = 0; head < tables.heads; ++head) {
+        const int at = first + head;
+        ids[head] = ModuloOf(roll, static_cast<uint64_t>(primes[at]), reciprocals[at]) + offsets[at];
       }
     }
   }

@@ -1,5 +1,5 @@
-// Q2_K rows to bf16 with AVX-512: a row's 16 sub-blocks have 4 values each, 64 bf16 in two registers, and vpermi2w picks
-// 32 of them by code and sub-block: 8 registers of output for some 50 instructions.
+// Q2_K rows to bf16 with AVX-512: a row's 16 sub-blocks have 4 values each, 64 bf16 in two registers, and vpermi2w
+// picks 32 of them by code and sub-block: 8 registers of output for some 50 instructions.
 #pragma once
 
 #include <immintrin.h>

@@ -37,10 +37,10 @@ struct Avx512Fma {
   }
   static ENGRAM_ALWAYS_INLINE __m512 AddPair(__m512 sum, __m512i w, __m512i x) {
     const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
-    sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(w, odd)),
-                          _mm512_castsi512_ps(_mm512_and_si512(x, odd)), sum);
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(w, 16)),
-                           _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), sum);
+    sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(w, odd)), _mm512_castsi512_ps(_mm512_and_si512(x, odd)),
+                          sum);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
+                           sum);
   }
 };
 

@@ -1,8 +1,8 @@
 // Projection of a bf16 panel with AVX2 and FMA, in the order of projection_order.h: a group's 16 outputs are two
 // accumulators.
 //
-// A word of a register of weights holds an even k below an odd one: masked it is the odd one as f32, shifted up the even
-// one. With FTZ and DAZ set, the FMA of the odd and then of the even are vdpbf16ps.
+// A word of a register of weights holds an even k below an odd one: masked it is the odd one as f32, shifted up the
+// even one. With FTZ and DAZ set, the FMA of the odd and then of the even are vdpbf16ps.
 #pragma once
 
 #include <immintrin.h>

@@ -160,7 +160,8 @@ ENGRAM_ALWAYS_INLINE void ProjectFused(const PanelCall& call, int64_t panel, int
 
 template <typename Isa, int kGroups, int kTokens>
 void ProjectPanelFused(const PanelCall& call, int64_t panel) {
-  for (int64_t group = 0; group < kPanelGroups; group += kGroups) ProjectFused<Isa, kGroups, kTokens>(call, panel, group);
+  for (int64_t group = 0; group < kPanelGroups; group += kGroups)
+    ProjectFused<Isa, kGroups, kTokens>(call, panel, group);
 }
 
 constexpr int kTileGroups = 2;

@@ -21,8 +21,8 @@ inline constexpr int64_t kGroupOutputs = 16;
 inline constexpr int64_t kPanelGroups = 8;
 inline constexpr int64_t kPanelOutputs = kGroupOutputs * kPanelGroups;
 
-inline constexpr int64_t kGroupScales = 64;                   // behind d and dmin
-inline constexpr int64_t kGroupCodes = kGroupScales + 256;    // behind the scales
+inline constexpr int64_t kGroupScales = 64;                 // behind d and dmin
+inline constexpr int64_t kGroupCodes = kGroupScales + 256;  // behind the scales
 inline constexpr int64_t kGroupBytes = kGroupCodes + 16 * 64;
 static_assert(kGroupBytes == kGroupOutputs * kQ2KBlockBytes);
 inline constexpr int64_t kPanelBlockBytes = kPanelGroups * kGroupBytes;  // of Q2_K, per 256 k

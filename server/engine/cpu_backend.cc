@@ -34,6 +34,14 @@ StepShape ShapeOf(const EngramModel& model) {
           .dim = g.dim};
 }
 
+absl::StatusOr<std::unique_ptr<CpuBackend>> CpuBackend::Create(std::shared_ptr<const EngramModel> model,
+                                                               const kernels::Kernels& kernels,
+                                                               CpuBackendOptions options) {
+  std::unique_ptr<CpuBackend> backend(new CpuBackend(std::move(model), kernels, options));
+  if (const absl::Status status = backend->PackWeights(); !status.ok()) return status;
+  return backend;
+}
+
 CpuBackend::CpuBackend(std::shared_ptr<const EngramModel> model, const kernels::Kernels& kernels,
                        CpuBackendOptions options)
     : model_(std::move(model)),
@@ -45,7 +53,22 @@ CpuBackend::CpuBackend(std::shared_ptr<const EngramModel> model, const kernels::
   const auto tokens = static_cast<size_t>(options_.max_batch_tokens);
   ids_.resize(tokens * model_->layers().size() * static_cast<size_t>(g.columns));
   rows_.resize(tokens * static_cast<size_t>(g.inputs()));
+  scratch_.resize(rows_.size());
   kv_.resize(tokens * static_cast<size_t>(g.outputs()));
+}
+
+absl::Status CpuBackend::PackWeights() {
+  for (const EngramLayer& layer : model_->layers()) {
+    kernels::ProjectionWeights weights = layer.wkv;
+    absl::StatusOr<std::unique_ptr<AnonymousMemory>> memory = AnonymousMemory::Allocate(
+        kernels_.packed_bytes(weights), absl::StrCat("the packed wkv of layer ", layer.layer_id));
+    if (!memory.ok()) return memory.status();
+    kernels_.pack(weights, (*memory)->data(), workers_);
+    weights.packed = (*memory)->data();
+    packed_.push_back(*std::move(memory));
+    wkv_.push_back(weights);
+  }
+  return absl::OkStatus();
 }
 
 std::string CpuBackend::numerics_id() const { return absl::StrCat("cpu/", kernels_.name); }
@@ -180,7 +203,8 @@ absl::StatusOr<StepTimes> CpuBackend::Run(const Step& step, const std::function<
     }
     if (projected > 0) {
       const Stopwatch watch(times.project);
-      kernels_.project(layer.wkv, rows_.data(), projected, kv_.data(), workers_);
+      kernels_.project(wkv_[static_cast<size_t>(work.layer)], rows_.data(), projected, kv_.data(), scratch_.data(),
+                       workers_);
     }
     const kernels::Bf16* next = kv_.data();
     for (const StepSlice& slice : work.slices) {

@@ -9,6 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "server/engine/backend.h"
+#include "server/model/anonymous_memory.h"
 #include "server/model/engram_model.h"
 
 namespace engram {
@@ -22,14 +23,20 @@ struct CpuBackendOptions {
 
 class CpuBackend final : public Backend {
  public:
-  // Allocates what a largest step needs: per token the row ids, the bf16 rows and kv of one layer.
-  CpuBackend(std::shared_ptr<const EngramModel> model, const kernels::Kernels& kernels, CpuBackendOptions options);
+  // Packs wkv for the kernels and allocates what a largest step needs: per token the row ids, the bf16 rows twice and
+  // kv of one layer. RESOURCE_EXHAUSTED names the layer whose packed weights there is no memory for.
+  static absl::StatusOr<std::unique_ptr<CpuBackend>> Create(std::shared_ptr<const EngramModel> model,
+                                                            const kernels::Kernels& kernels, CpuBackendOptions options);
 
   absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) override;
   std::string name() const override { return "cpu"; }
   std::string numerics_id() const override;
 
  private:
+  CpuBackend(std::shared_ptr<const EngramModel> model, const kernels::Kernels& kernels, CpuBackendOptions options);
+
+  absl::Status PackWeights();
+
   // Row ids of a slice's first token, and how far apart those of its tokens stand.
   struct IdRange {
     const int64_t* ids = nullptr;
@@ -49,9 +56,11 @@ class CpuBackend final : public Backend {
   const CpuBackendOptions options_;
   const StepShape shape_;
   kernels::Workers workers_;
-  std::vector<int64_t> ids_;         // [tokens][layers][columns]
-  std::vector<kernels::Bf16> rows_;  // [tokens of a layer, packed][inputs]
-  std::vector<kernels::Bf16> kv_;    // [tokens of a layer, packed][outputs]
+  std::vector<std::unique_ptr<AnonymousMemory>> packed_;
+  std::vector<kernels::ProjectionWeights> wkv_;  // of each layer, as the kernels have packed it
+  std::vector<int64_t> ids_;                     // [tokens][layers][columns]
+  std::vector<kernels::Bf16> rows_, scratch_;    // [tokens of a layer, packed][inputs]
+  std::vector<kernels::Bf16> kv_;                // [tokens of a layer, packed][outputs]
 };
 
 }  // namespace engram

@@ -140,19 +140,22 @@ class LoadedModel : public EngramModel {
     const int64_t gate_values = geometry.highway_values();
     for (size_t i = 0; i < layers_.size(); ++i) {
       const LayerTensors& tensors = header.layers[i];
-      ASSIGN_OR_RETURN(auto bf16_bytes, AllocateKept(wkv_values * sizeof(kernels::Bf16),
-                                                     absl::StrCat("tensor '", tensors.wkv.tensor.name, "' as bf16")));
-      auto* bf16 = reinterpret_cast<kernels::Bf16*>(bf16_bytes);
       const GgufType type = tensors.wkv.tensor.type;
-      const GgufTypeTraits& traits = *GgufTypeTraitsOf(type);
-      RETURN_IF_ERROR(RunChunks((wkv_values + kExpandValues - 1) / kExpandValues, threads, [&](int64_t chunk) {
-        const int64_t begin = chunk * kExpandValues;
-        ExpandToBf16(type, raw[i].wkv->data() + begin / traits.block_values * traits.block_bytes,
-                     std::min(kExpandValues, wkv_values - begin), bf16 + begin);
-        return absl::OkStatus();
-      }));
-      layers_[i].wkv.bf16 = bf16;
-      layers_[i].wkv.q2k = type == GgufType::kQ2_K ? raw[i].wkv->data() : nullptr;
+      if (type == GgufType::kQ2_K) {
+        layers_[i].wkv.q2k = raw[i].wkv->data();
+      } else {
+        ASSIGN_OR_RETURN(auto bf16_bytes, AllocateKept(wkv_values * sizeof(kernels::Bf16),
+                                                       absl::StrCat("tensor '", tensors.wkv.tensor.name, "' as bf16")));
+        auto* bf16 = reinterpret_cast<kernels::Bf16*>(bf16_bytes);
+        const GgufTypeTraits& traits = *GgufTypeTraitsOf(type);
+        RETURN_IF_ERROR(RunChunks((wkv_values + kExpandValues - 1) / kExpandValues, threads, [&](int64_t chunk) {
+          const int64_t begin = chunk * kExpandValues;
+          ExpandToBf16(type, raw[i].wkv->data() + begin / traits.block_values * traits.block_bytes,
+                       std::min(kExpandValues, wkv_values - begin), bf16 + begin);
+          return absl::OkStatus();
+        }));
+        layers_[i].wkv.bf16 = bf16;
+      }
       layers_[i].wkv.outputs = geometry.outputs();
       layers_[i].wkv.inputs = geometry.inputs();
 
@@ -198,6 +201,8 @@ class LoadedModel : public EngramModel {
     hash_tables_.multipliers = multipliers_.data();
     hash_tables_.primes = primes_.data();
     hash_tables_.offsets = offsets_.data();
+    for (const int64_t prime : primes_) reciprocals_.push_back(kernels::ReciprocalOf(prime));
+    hash_tables_.reciprocals = reciprocals_.data();
   }
 
   // What the pointers in layers_ point into.

@@ -94,6 +94,7 @@ class EngramModel {
   EngramGeometry geometry_;
   std::vector<int32_t> token_map_;
   std::vector<int64_t> multipliers_, primes_, offsets_;
+  std::vector<uint64_t> reciprocals_;
   kernels::HashTables hash_tables_;
   std::vector<EngramLayer> layers_;
   Residency residency_ = Residency::kRam;

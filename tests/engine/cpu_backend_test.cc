@@ -81,16 +81,19 @@ TEST_P(CpuBackendTest, AMixedStepIsEachCallAloneOnTheReferenceKernels) {
   calls.push_back(Make({1}, {0}, Form::kHighway, kernels::HighwayType::kBf16));
   calls.push_back(Make({2, 2, 2}, {last, 0}, Form::kKv, kernels::HighwayType::kF32));
 
-  CpuBackend cpu(model_, kernels::CpuKernels(), {.threads = 3, .max_batch_tokens = 64});
+  const auto cpu = CpuBackend::Create(model_, kernels::CpuKernels(), {.threads = 3, .max_batch_tokens = 64});
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
   std::vector<Piece> pieces;
   for (const auto& made : calls) pieces.push_back({&made->call, 0, made->call.tokens});
-  ASSERT_TRUE(cpu.Run(BuildStep(pieces, shape_), [](size_t) {}).ok());
+  ASSERT_TRUE((*cpu)->Run(BuildStep(pieces, shape_), [](size_t) {}).ok());
 
-  CpuBackend reference(model_, kernels::ReferenceKernels(), {.threads = 1, .max_batch_tokens = 64});
+  const auto reference =
+      CpuBackend::Create(model_, kernels::ReferenceKernels(), {.threads = 1, .max_batch_tokens = 64});
+  ASSERT_TRUE(reference.ok()) << reference.status();
   for (const auto& made : calls) {
     const std::vector<std::vector<char>> mixed = made->outs;
     for (std::vector<char>& out : made->outs) std::fill(out.begin(), out.end(), '\x33');
-    ASSERT_TRUE(reference.Run(BuildStep({{&made->call, 0, made->call.tokens}}, shape_), [](size_t) {}).ok());
+    ASSERT_TRUE((*reference)->Run(BuildStep({{&made->call, 0, made->call.tokens}}, shape_), [](size_t) {}).ok());
     for (size_t l = 0; l < mixed.size(); ++l) {
       if (made->call.form == Form::kKv) {
         EXPECT_EQ(mixed[l], made->outs[l]) << "kv: the two twins accumulate in the same order";
@@ -116,9 +119,10 @@ TEST_P(CpuBackendTest, AMixedStepIsEachCallAloneOnTheReferenceKernels) {
 }
 
 TEST_P(CpuBackendTest, AStepBeyondItsSizeIsRefusedNotOverrun) {
-  CpuBackend cpu(model_, kernels::CpuKernels(), {.threads = 1, .max_batch_tokens = 4});
+  const auto cpu = CpuBackend::Create(model_, kernels::CpuKernels(), {.threads = 1, .max_batch_tokens = 4});
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
   const auto made = Make({5}, {0}, Form::kKv, kernels::HighwayType::kF32);
-  EXPECT_EQ(cpu.Run(BuildStep({{&made->call, 0, 5}}, shape_), [](size_t) {}).status().code(),
+  EXPECT_EQ((*cpu)->Run(BuildStep({{&made->call, 0, 5}}, shape_), [](size_t) {}).status().code(),
             absl::StatusCode::kInternal);
 }
 

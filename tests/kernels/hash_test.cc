@@ -19,15 +19,18 @@ struct Constants {
   int layers = 2;
   int32_t pad_id = 2;
   std::vector<int64_t> multipliers, primes, offsets;
+  std::vector<uint64_t> reciprocals;
 
   HashTables view() const {
-    return {max_ngram, heads, layers, pad_id, multipliers.data(), primes.data(), offsets.data()};
+    return {max_ngram, heads, layers, pad_id, multipliers.data(), primes.data(), offsets.data(), reciprocals.data()};
   }
   int64_t columns() const { return static_cast<int64_t>(max_ngram - 1) * heads; }
 
-  // The running sum of each layer's primes.
+  // What follows from the primes: each layer's running sum, and the reciprocals.
   void SetOffsets() {
     offsets.clear();
+    reciprocals.clear();
+    for (const int64_t prime : primes) reciprocals.push_back(ReciprocalOf(prime));
     int64_t sum = 0;
     for (size_t i = 0; i < primes.size(); ++i) {
       if (i % static_cast<size_t>(columns()) == 0) sum = 0;
@@ -197,6 +200,32 @@ TEST(Hash, AWindowCutIntoPiecesGivesTheSameIds) {
 TEST(Hash, NoTokensWriteNothing) {
   for (const NamedTwin& twin : AllTwins()) {
     EXPECT_TRUE(Hash(*twin.kernels, Released(), {kDead, kDead, kDead}, 2).empty());
+  }
+}
+
+// Without a division: quotients that are one too small, moduli from 2 to the largest, dividends up to 2^63 - 1.
+TEST(Hash, EveryModulusIsExactUpToTheLargestDividend) {
+  Random random(14);
+  Constants constants;
+  constants.max_ngram = 2;
+  constants.heads = 24;
+  constants.layers = 1;
+  for (int i = 0; i < 400; ++i) {
+    constants.primes = {2, 3, 5, 7, 255, 256, 257, (int64_t{1} << 31) - 1, int64_t{1} << 31, (int64_t{1} << 32) + 1};
+    while (constants.primes.size() < 24) {
+      constants.primes.push_back(2 + static_cast<int64_t>(random() >> (1 + Below(random, 61))));
+    }
+    constants.SetOffsets();
+    // Ids 0 and 1, so that the roll of a token is one multiplier or the two of them, up to 2^63 - 1.
+    const auto any = [&] { return static_cast<int64_t>(random() >> (1 + Below(random, 20))) | 1; };
+    constants.multipliers = {i == 0 ? INT64_MAX : any(), any()};
+    if (i > 0 && i <= 24) {  // a multiple of a modulus, one below and one above
+      const int64_t prime = constants.primes[static_cast<size_t>(i) % 24];
+      constants.multipliers[0] = INT64_MAX / prime * prime - static_cast<int64_t>(random() % 2);
+    }
+    const std::vector<int32_t> window = {0, 1, 1, 0, 1};
+    const std::vector<int64_t> expected = Hash(ReferenceKernels(), constants, window, 1);
+    for (const CpuTwin& twin : SupportedCpuTwins()) ASSERT_EQ(Hash(*twin.kernels, constants, window, 1), expected) << i;
   }
 }
 

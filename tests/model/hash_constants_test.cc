@@ -63,7 +63,10 @@ TEST(HashConstants, IsPrimeAgreesWithTrialDivision) {
 std::string HashOf(const std::vector<int32_t>& window, int64_t tokens, std::vector<int64_t>* first) {
   const std::vector<int64_t> multipliers = MakeMultipliers(kLayers, 4, kCompressed);
   const std::vector<int64_t> primes = MakePrimes(2, 4, 8, 16'000'000), offsets = MakeOffsets(primes, 24);
-  const kernels::HashTables tables = {4, 8, 2, 2, multipliers.data(), primes.data(), offsets.data()};
+  std::vector<uint64_t> reciprocals;
+  for (const int64_t prime : primes) reciprocals.push_back(kernels::ReciprocalOf(prime));
+  const kernels::HashTables tables = {
+      4, 8, 2, 2, multipliers.data(), primes.data(), offsets.data(), reciprocals.data()};
   std::vector<int64_t> ids(tokens * 48);
   kernels::Workers workers(1);
   kernels::ReferenceKernels().hash_window(tables, window.data(), tokens, ids.data(), workers);
