@@ -1,5 +1,5 @@
-// The kernels at the released model's geometry, and in the same run how fast this machine reads memory, so that a
-// figure can be read as a ratio.
+// The kernels at the released model's geometry, and in the same run what this machine can do at best: the counter
+// `of_limit` is the share of it that a kernel reaches.
 //
 //   engram_kernels_bench --benchmark_filter=released     (some 3 GiB of memory)
 //   engram_kernels_bench --benchmark_filter=small        what ctest runs, to prove that the benchmarks work
@@ -7,9 +7,11 @@
 // The environment variable ENGRAM_BENCH_THREADS sets the threads (default: all of the machine).
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/kernels.h"
 #include "kernels/workers.h"
+#include "tests/bench/machine_limits.h"
 
 namespace engram::kernels {
 namespace {
@@ -99,19 +102,28 @@ void CountTokens(benchmark::State& state, int64_t tokens) {
       benchmark::Counter(static_cast<double>(state.iterations() * tokens), benchmark::Counter::kIsRate);
 }
 
-// Sums `bytes` of memory on all threads.
-void ReadBandwidth(benchmark::State& state, int64_t bytes) {
-  const std::vector<uint64_t> memory(static_cast<size_t>(bytes / 8), 1);
-  for (auto _ : state) {
-    Pool().ForEachRange(bytes / 8, 1 << 15, [&](int64_t begin, int64_t end) {
-      uint64_t lanes[8] = {};
-      for (int64_t i = begin; i + 8 <= end; i += 8) {
-        for (int64_t j = 0; j < 8; ++j) lanes[j] += memory[static_cast<size_t>(i + j)];
-      }
-      benchmark::DoNotOptimize(lanes);
-    });
-  }
-  state.SetBytesProcessed(state.iterations() * bytes);
+// What the machine can do at best, measured once, in the run whose figures are read against it.
+const MachineLimits& Limits(const Geometry& geometry) {
+  static const MachineLimits limits = [&] {
+    const auto& table = Once<&RandomTable>(geometry);
+    return MeasureLimits(Pool(), table.data(), static_cast<int64_t>(table.size()));
+  }();
+  return limits;
+}
+
+// How much of its limit a benchmark reaches, where the limit allows one iteration in `seconds`.
+void CompareWithLimit(benchmark::State& state, double seconds) {
+  state.counters["of_limit"] =
+      benchmark::Counter(static_cast<double>(state.iterations()) * seconds, benchmark::Counter::kIsRate);
+}
+
+void ReportLimits(benchmark::State& state, const Geometry& geometry, int64_t) {
+  const MachineLimits& limits = Limits(geometry);
+  for (auto _ : state) benchmark::DoNotOptimize(limits.read_bytes);
+  state.counters["read_GB/s"] = limits.read_bytes / 1e9;
+  state.counters["copy_GB/s"] = limits.copy_bytes / 1e9;
+  state.counters["touch_M/s"] = limits.touch_lines / 1e6;
+  state.counters["bf16_GFLOP/s"] = limits.bf16_flops / 1e9;
 }
 
 void Hash(benchmark::State& state, const Geometry&, int64_t tokens) {
@@ -124,7 +136,9 @@ void Hash(benchmark::State& state, const Geometry&, int64_t tokens) {
     primes[i] = 16'000'057 + 18 * i;  // of the right size; for time alone they need not be prime
     offsets[i] = 16'000'057 * (i % kColumns);
   }
-  const HashTables tables = {kNgram, kHeads, kLayers, 2, multipliers, primes, offsets};
+  uint64_t reciprocals[kLayers * kColumns];
+  for (int64_t i = 0; i < kLayers * kColumns; ++i) reciprocals[i] = ReciprocalOf(primes[i]);
+  const HashTables tables = {kNgram, kHeads, kLayers, 2, multipliers, primes, offsets, reciprocals};
   Random random;
   std::vector<int32_t> window(static_cast<size_t>(tokens + kNgram - 1));
   for (int32_t& id : window) id = static_cast<int32_t>(random.Next() % 99'092);
@@ -151,23 +165,57 @@ void Gather(benchmark::State& state, const Geometry& geometry, int64_t tokens) {
     benchmark::DoNotOptimize(out.data());
     set = (set + 1) % kIdSets;
   }
-  state.counters["rows/s"] = benchmark::Counter(static_cast<double>(state.iterations() * tokens * geometry.columns),
-                                                benchmark::Counter::kIsRate);
+  const auto rows = static_cast<double>(tokens * geometry.columns);
+  state.counters["rows/s"] =
+      benchmark::Counter(static_cast<double>(state.iterations()) * rows, benchmark::Counter::kIsRate);
+  CompareWithLimit(state, rows / Limits(geometry).touch_lines);
 }
 
-void Project(benchmark::State& state, const CpuTwin& twin, const Geometry& geometry, int64_t tokens) {
+// wkv as a twin keeps it, from Q2_K blocks or from bf16: made once per twin and source.
+struct Packed {
   ProjectionWeights weights;
-  weights.bf16 = Once<&RandomWeights>(geometry).data();
-  weights.outputs = geometry.outputs();
-  weights.inputs = geometry.inputs();
+  std::vector<uint8_t> memory;
+};
+
+std::vector<uint8_t> RandomBlocks(const Geometry& geometry) {
+  Geometry blocks = geometry;
+  blocks.rows = geometry.outputs() * geometry.columns;  // a weight row is `columns` blocks of 256
+  return RandomTable(blocks);
+}
+
+const Packed& PackedWeights(const CpuTwin& twin, const Geometry& geometry, bool q2k) {
+  static std::map<std::string, Packed> all;
+  Packed& packed = all[std::string(twin.instructions) + geometry.name + (q2k ? "q2k" : "bf16")];
+  if (packed.weights.packed != nullptr) return packed;
+  packed.weights.outputs = geometry.outputs();
+  packed.weights.inputs = geometry.inputs();
+  if (q2k) {
+    packed.weights.q2k = Once<&RandomBlocks>(geometry).data();
+  } else {
+    packed.weights.bf16 = Once<&RandomWeights>(geometry).data();
+  }
+  packed.memory.resize(static_cast<size_t>(twin.kernels->packed_bytes(packed.weights)) + 64);
+  uint8_t* aligned = packed.memory.data() + 64 - reinterpret_cast<uintptr_t>(packed.memory.data()) % 64;
+  twin.kernels->pack(packed.weights, aligned, Pool());
+  packed.weights.packed = aligned;
+  return packed;
+}
+
+void Project(benchmark::State& state, const CpuTwin& twin, bool q2k, const Geometry& geometry, int64_t tokens) {
+  const ProjectionWeights& weights = PackedWeights(twin, geometry, q2k).weights;
   const std::vector<Bf16> x = RandomBf16(tokens * weights.inputs);
+  std::vector<Bf16> scratch(x.size());
   std::vector<Bf16> kv(static_cast<size_t>(tokens * weights.outputs));
   for (auto _ : state) {
-    twin.kernels->project(weights, x.data(), tokens, kv.data(), Pool());
+    twin.kernels->project(weights, x.data(), tokens, kv.data(), scratch.data(), Pool());
     benchmark::DoNotOptimize(kv.data());
   }
-  state.SetBytesProcessed(state.iterations() * weights.outputs * weights.inputs * 2);  // one reading of the weights
   CountTokens(state, tokens);
+  const MachineLimits& limits = Limits(geometry);
+  const auto read = static_cast<double>(twin.kernels->packed_bytes(weights));
+  const auto flops = static_cast<double>(2 * weights.outputs * weights.inputs * tokens);
+  const double compute = limits.bf16_flops > 0 ? flops / limits.bf16_flops : 0;
+  CompareWithLimit(state, std::max(read / limits.read_bytes, compute));
 }
 
 void Gate(benchmark::State& state, const Geometry& geometry, int64_t tokens) {
@@ -188,8 +236,9 @@ void Gate(benchmark::State& state, const Geometry& geometry, int64_t tokens) {
     CpuKernels().apply_gate(weights, call, Pool());
     benchmark::DoNotOptimize(out.data());
   }
-  state.SetBytesProcessed(state.iterations() * (values * 8 + tokens * geometry.outputs() * 2));
   CountTokens(state, tokens);
+  const auto bytes = static_cast<double>(values * 8 + tokens * geometry.outputs() * 2);
+  CompareWithLimit(state, bytes / Limits(geometry).copy_bytes);
 }
 
 // Registers `run(state, geometry, tokens)` as <stage>/<geometry>/<tokens>, in wall time: the pool's threads do the
@@ -204,15 +253,18 @@ void Register(const std::string& stage, const Geometry& geometry, int64_t tokens
 
 void RegisterAll() {
   for (const Geometry& geometry : {kSmall, kReleased}) {
-    const int64_t probe_bytes = geometry.dim == kSmall.dim ? 1 << 20 : 1 << 29;
-    Register("read_bandwidth", geometry, 0,
-             [=](benchmark::State& state, const Geometry&, int64_t) { ReadBandwidth(state, probe_bytes); });
-    for (const int64_t tokens : {1, 4, 16, 64, 256}) {
+    Register("limits", geometry, 0, &ReportLimits);
+    for (const int64_t tokens : {1, 2, 4, 8, 16, 64, 256}) {
       Register("hash", geometry, tokens, &Hash);
       Register("gather", geometry, tokens, &Gather);
       for (const CpuTwin& twin : SupportedCpuTwins()) {
-        Register(std::string("project_") + twin.instructions, geometry, tokens,
-                 [&twin](benchmark::State& state, const Geometry& g, int64_t t) { Project(state, twin, g, t); });
+        // Without an FMA instruction a large projection takes minutes.
+        if (twin.instructions == std::string("portable") && tokens > 1) continue;
+        for (const bool q2k : {true, false}) {
+          Register(
+              std::string("project_") + (q2k ? "q2k_" : "bf16_") + twin.instructions, geometry, tokens,
+              [&twin, q2k](benchmark::State& state, const Geometry& g, int64_t t) { Project(state, twin, q2k, g, t); });
+        }
       }
       Register("gate", geometry, tokens, &Gate);
     }
