@@ -23,46 +23,60 @@ ENGRAM_ALWAYS_INLINE double SumGateLanes(double lanes[kGateLanes]) {
   return lanes[0] + lanes[1];
 }
 
-template <int kBytes, typename Element>
-ENGRAM_ALWAYS_INLINE GateSums SumGate(const uint8_t* h, const uint8_t* key, const float* qk, int64_t dim) {
-  using V = Vectors<kBytes>;
-  constexpr int kVectors = kGateLanes / V::kDoubles;
-  typename V::Double hh[kVectors] = {};
-  typename V::Double kk[kVectors] = {};
-  typename V::Double hwk[kVectors] = {};
-  const auto* w = reinterpret_cast<const uint8_t*>(qk);
+struct GateLanes {
+  double hh[kGateLanes], kk[kGateLanes], hwk[kGateLanes];
+};
 
-  int64_t i = 0;
-  for (; i + kGateLanes <= dim; i += kGateLanes) {
+// The terms by vectors of kBytes.
+template <int kBytes>
+struct GateTerms {
+  // Sums the terms of i < dim - dim mod 8 into `lanes` and returns where it stopped.
+  template <typename Element>
+  static ENGRAM_ALWAYS_INLINE int64_t Add(const uint8_t* h, const uint8_t* key, const float* qk, int64_t dim,
+                                          GateLanes& lanes) {
+    using V = Vectors<kBytes>;
+    constexpr int kVectors = kGateLanes / V::kDoubles;
+    typename V::Double hh[kVectors] = {};
+    typename V::Double kk[kVectors] = {};
+    typename V::Double hwk[kVectors] = {};
+    const auto* w = reinterpret_cast<const uint8_t*>(qk);
+    int64_t i = 0;
+    for (; i + kGateLanes <= dim; i += kGateLanes) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const int64_t at = i + v * V::kDoubles;
-      typename V::Double hv, kv, wv;
-      Elements<kBytes, Element>::Load(h + at * static_cast<int64_t>(sizeof(Element)), hv);
-      Elements<kBytes, Bf16>::Load(key + at * 2, kv);
-      Elements<kBytes, float>::Load(w + at * 4, wv);
-      hh[v] += hv * hv;
-      kk[v] += kv * kv;
-      hwk[v] += hv * wv * kv;
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = i + v * V::kDoubles;
+        typename V::Double hv, kv, wv;
+        Elements<kBytes, Element>::Load(h + at * static_cast<int64_t>(sizeof(Element)), hv);
+        Elements<kBytes, Bf16>::Load(key + at * 2, kv);
+        Elements<kBytes, float>::Load(w + at * 4, wv);
+        hh[v] += hv * hv;
+        kk[v] += kv * kv;
+        hwk[v] += hv * wv * kv;
+      }
     }
+    __builtin_memcpy(lanes.hh, hh, sizeof(hh));
+    __builtin_memcpy(lanes.kk, kk, sizeof(kk));
+    __builtin_memcpy(lanes.hwk, hwk, sizeof(hwk));
+    return i;
   }
+};
 
-  double lanes[3][kGateLanes];
-  __builtin_memcpy(lanes[0], hh, sizeof(hh));
-  __builtin_memcpy(lanes[1], kk, sizeof(kk));
-  __builtin_memcpy(lanes[2], hwk, sizeof(hwk));
+template <typename Terms, int kBytes, typename Element>
+ENGRAM_ALWAYS_INLINE GateSums SumGate(const uint8_t* h, const uint8_t* key, const float* qk, int64_t dim) {
+  GateLanes lanes;
+  int64_t i = Terms::template Add<Element>(h, key, qk, dim, lanes);
   for (int j = 0; i < dim; ++i, ++j) {
     const double hi = Elements<kBytes, Element>::LoadOne(h + i * static_cast<int64_t>(sizeof(Element)));
     const double ki = Elements<kBytes, Bf16>::LoadOne(key + i * 2);
     const double wi = qk[i];
-    lanes[0][j] += hi * hi;
-    lanes[1][j] += ki * ki;
-    lanes[2][j] += hi * wi * ki;
+    lanes.hh[j] += hi * hi;
+    lanes.kk[j] += ki * ki;
+    lanes.hwk[j] += hi * wi * ki;
   }
   GateSums sums;
-  sums.hh = SumGateLanes(lanes[0]);
-  sums.kk = SumGateLanes(lanes[1]);
-  sums.hwk = SumGateLanes(lanes[2]);
+  sums.hh = SumGateLanes(lanes.hh);
+  sums.kk = SumGateLanes(lanes.kk);
+  sums.hwk = SumGateLanes(lanes.hwk);
   return sums;
 }
 
@@ -85,7 +99,7 @@ ENGRAM_ALWAYS_INLINE void UpdateCopy(const uint8_t* h, const uint8_t* value, flo
   }
 }
 
-template <int kBytes, typename Element>
+template <typename Terms, int kBytes, typename Element>
 void GateTokens(const GateWeights& weights, const GateCall& call, int64_t begin, int64_t end) {
   const int64_t dim = weights.dim;
   const int64_t copy_bytes = dim * static_cast<int64_t>(sizeof(Element));
@@ -103,7 +117,7 @@ void GateTokens(const GateWeights& weights, const GateCall& call, int64_t begin,
     const uint8_t* value = keys + weights.copies * dim * 2;
     for (int64_t copy = 0; copy < weights.copies; ++copy) {
       const GateSums sums =
-          SumGate<kBytes, Element>(h + copy * copy_bytes, keys + copy * dim * 2, weights.qk + copy * dim, dim);
+          SumGate<Terms, kBytes, Element>(h + copy * copy_bytes, keys + copy * dim * 2, weights.qk + copy * dim, dim);
       const float g = GateFromSums(sums, dim, weights.eps);
       if (gates != nullptr) gates[copy] = g;
       if (out == nullptr) continue;
@@ -112,12 +126,12 @@ void GateTokens(const GateWeights& weights, const GateCall& call, int64_t begin,
   }
 }
 
-template <int kBytes>
+template <int kBytes, typename Terms = GateTerms<kBytes>>
 void GateRange(const GateWeights& weights, const GateCall& call, int64_t begin, int64_t end) {
   if (call.type == HighwayType::kF32) {
-    GateTokens<kBytes, float>(weights, call, begin, end);
+    GateTokens<Terms, kBytes, float>(weights, call, begin, end);
   } else {
-    GateTokens<kBytes, Bf16>(weights, call, begin, end);
+    GateTokens<Terms, kBytes, Bf16>(weights, call, begin, end);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "kernels/cpu/gate_loop.h"
+#include "kernels/cpu/gate_avx512.h"
 #include "kernels/cpu/gather_avx512.h"
 #include "kernels/cpu/isa_avx512.h"
 #include "kernels/cpu/loops.h"
@@ -8,7 +8,7 @@ namespace engram::kernels {
 
 const CpuLoops& Avx512Bf16Loops() {
   static constexpr CpuLoops loops = {"avx512_bf16", &GatherRange<RowDecoderAvx512<Avx512Bf16>>, true,
-                                     &ProjectPanel<Avx512Bf16>, &GateRange<64>};
+                                     &ProjectPanel<Avx512Bf16>, &GateRange<64, GateTermsAvx512>};
   return loops;
 }
 

@@ -8,10 +8,10 @@
 namespace engram::kernels {
 
 struct MachineLimits {
-  double read_bytes = 0;    // per second, all threads, from memory
-  double copy_bytes = 0;    // per second, read and written together
-  double touch_lines = 0;   // cache lines at random places of a large table, per second, all threads
-  double bf16_flops = 0;    // per second, all threads: vdpbf16ps, or FMA where there is none; 0: neither
+  double read_bytes = 0;   // per second, all threads, from memory
+  double copy_bytes = 0;   // per second, read and written together
+  double touch_lines = 0;  // cache lines at random places of a large table, per second, all threads
+  double bf16_flops = 0;   // per second, all threads: vdpbf16ps, or FMA where there is none; 0: neither
 };
 
 // Takes about a second. `table` is what random lines are read from.
