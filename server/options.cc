@@ -78,7 +78,8 @@ void Declare(CLI::App& app, ServerOptions& o) {
   Flag(app, "--max-queue-tokens", o.max_queue_tokens, "Tokens admitted and not yet answered", queue)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->type_name("TOKENS");
-  Flag(app, "--max-queue-bytes", o.max_queue_bytes, "Payload bytes admitted and not yet answered", queue)
+  Flag(app, "--max-queue-bytes", o.max_queue_bytes,
+       "Payload bytes admitted and not yet answered; as many may be arriving", queue)
       ->transform(SizeInBytes())
       ->check(CLI::Range(kMiB, int64_t{1} << 42))
       ->type_name("BYTES");

@@ -117,9 +117,12 @@ class RunningServer final : public Server {
       if (!metrics.ok()) return metrics.status();
       metrics_endpoint_ = *std::move(metrics);
     }
-    absl::StatusOr<std::unique_ptr<Listeners>> listeners = Listeners::Start(
-        {.addresses = options_.listen, .insecure = options_.insecure, .max_message_bytes = options_.max_message_bytes},
-        service_);
+    absl::StatusOr<std::unique_ptr<Listeners>> listeners =
+        Listeners::Start({.addresses = options_.listen,
+                          .insecure = options_.insecure,
+                          .max_message_bytes = options_.max_message_bytes,
+                          .max_arriving_bytes = options_.max_queue_bytes},
+                         service_);
     if (!listeners.ok()) return listeners.status();
     listeners_ = *std::move(listeners);
     return absl::OkStatus();

@@ -1,8 +1,10 @@
 // What fits a message follows from the model and the server's flags: GetModel says it, and refusals name it.
 #include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -81,7 +83,7 @@ TEST_F(MessageLimitsTest, NativeRowsOf8192TokensAreOneMessage) {
     ASSERT_TRUE(Lookup(RowsOf(first, count), part).ok());
     for (int l = 0; l < 2; ++l) {
       EXPECT_TRUE(part.layers(l).rows() == whole.layers(l).rows().substr(static_cast<size_t>(first) * kRowsPerToken,
-                                                                          static_cast<size_t>(count) * kRowsPerToken))
+                                                                         static_cast<size_t>(count) * kRowsPerToken))
           << "layer " << l << ", tokens from " << first;
     }
   }
@@ -115,6 +117,53 @@ TEST_F(MessageLimitsTest, AHighwayBeyondTheLimitIsRefusedByName) {
   EXPECT_EQ(beyond.error.metadata().at("value"), "1049600");
   EXPECT_EQ(beyond.error.metadata().at("bound"), "<= 1048576");
   EXPECT_EQ(beyond.pushback, "-1");
+}
+
+// An Apply of that many MiB of zeros, which this side holds but once.
+grpc::Status SendMebibytes(Rpc& rpc, size_t count) {
+  const std::string zeros(1 << 20, '\0');
+  const std::vector<grpc::Slice> slices(count, grpc::Slice(zeros));
+  const grpc::ByteBuffer request(slices.data(), slices.size());
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  grpc::CompletionQueue queue;
+  grpc::GenericStub stub(rpc.channel());
+  const auto call = stub.PrepareUnaryCall(&context, "/engram.v1.EngramService/Apply", request, &queue);
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  call->StartCall();
+  call->Finish(&response, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+int64_t PeakMemoryMebibytes(pid_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::string word;
+  while (status >> word && word != "VmHWM:") continue;
+  int64_t kibibytes = 0;
+  status >> kibibytes;
+  return kibibytes / 1024;
+}
+
+TEST_F(MessageLimitsTest, AMessageBeyondGrpcsLimitIsRefusedInGrpcsWords) {
+  Start({});
+  const grpc::Status status = SendMebibytes(*rpc_, 66);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("Received message larger than max (69206016 vs. 68157440)"));
+  EXPECT_TRUE(rpc_->Apply(HighwayOfBytes(kHighwayPerToken)).status.ok());
+}
+
+// gRPC holds a message in full before it looks at its length: what is arriving has a bound of its own.
+TEST_F(MessageLimitsTest, AHugeMessageIsNotHeldBeforeItIsRefused) {
+  Start({"--max-queue-bytes", "64MiB"});
+  const int64_t before = PeakMemoryMebibytes(server_->pid());
+  ASSERT_GT(before, 0);
+  EXPECT_EQ(SendMebibytes(*rpc_, 1024).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_LT(PeakMemoryMebibytes(server_->pid()) - before, 640);
+  EXPECT_TRUE(rpc_->Apply(HighwayOfBytes(kHighwayPerToken)).status.ok()) << "and it goes on";
 }
 
 }  // namespace

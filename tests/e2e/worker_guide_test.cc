@@ -110,7 +110,8 @@ class WorkerGuideTest : public ::testing::Test {
   }
 
   // One layer, as the worker comes to it; tokens [first, first + tokens) of the ticket.
-  Answer ApplyLayer(Rpc& rpc, const std::string& ticket, int layer, int64_t first, int64_t tokens, bool sliced = false) {
+  Answer ApplyLayer(Rpc& rpc, const std::string& ticket, int layer, int64_t first, int64_t tokens,
+                    bool sliced = false) {
     v1::ApplyRequest request;
     request.set_ticket(ticket);
     v1::LayerInput& input = *request.add_layers();
@@ -194,7 +195,8 @@ TEST_F(WorkerGuideTest, APrefixHitGoesOnByLookbackOrAsAFork) {
   const Answer all = rpc_->Apply(whole);
   ASSERT_TRUE(all.status.ok()) << all.status.error_message();
   const Answer kv = rpc_->Apply(StepOf({tail}, v1::FORM_KV));
-  for (int l = 0; l < 2; ++l) EXPECT_EQ(kv.response.layers(l).kv(), all.response.layers(l).kv().substr(16 * kOutputs * 2));
+  for (int l = 0; l < 2; ++l)
+    EXPECT_EQ(kv.response.layers(l).kv(), all.response.layers(l).kv().substr(16 * kOutputs * 2));
 
   Highways(*rpc_, {Named("first", Part(text, 0, 20, mask))});  // the parent goes on past the fork
   v1::ApplyRequest fork = StepOf({{"second", 16, tail.tokens, tail.mask, {}}});
