@@ -47,17 +47,19 @@ Engine::Engine(std::shared_ptr<const EngramModel> model, std::unique_ptr<Backend
 
 Engine::~Engine() {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
   }
+  wake_.notify_one();
   thread_.join();
 }
 
 void Engine::Submit(std::unique_ptr<Call> call) {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     if (!stopping_) {
       arrived_.push_back({std::move(call), absl::Now()});
+      wake_.notify_one();
       return;
     }
   }
@@ -81,11 +83,9 @@ bool Engine::AwaitCalls() {
   Queue arrived;
   bool stopping = false;
   {
-    absl::MutexLock lock(&mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     if (decode_.empty() && prefill_.empty()) {
-      mutex_.Await(absl::Condition(
-          +[](Engine* engine) ABSL_NO_THREAD_SAFETY_ANALYSIS { return engine->stopping_ || !engine->arrived_.empty(); },
-          this));
+      wake_.wait(lock, [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return stopping_ || !arrived_.empty(); });
     }
     arrived.splice(arrived.end(), arrived_);
     stopping = stopping_;

@@ -5,16 +5,17 @@
 // in the next batch, so a DECODE call waits for at most one batch. One batch runs at a time.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/engine/backend.h"
 #include "server/engine/call.h"
@@ -71,7 +72,8 @@ class Engine {
   const EngineOptions options_;
   Metrics& metrics_;
 
-  absl::Mutex mutex_;
+  std::mutex mutex_;  // as in SessionTable
+  std::condition_variable wake_;  // something arrived, or stop
   Queue arrived_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
