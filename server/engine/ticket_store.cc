@@ -80,16 +80,20 @@ absl::StatusOr<std::shared_ptr<const Prepared>> TicketStore::Get(absl::string_vi
   return found->second->prepared;
 }
 
-void TicketStore::Applied(absl::string_view ticket, int layer, int64_t tokens) {
+void TicketStore::Applied(absl::string_view ticket, int layer, int64_t first, int64_t tokens) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = by_ticket_.find(ticket);
   if (found == by_ticket_.end() || found->second->prepared == nullptr) return;
   Entry& entry = *found->second;
-  entry.applied[layer] += tokens;
+  if (entry.fully_applied || entry.prepared->Find(layer) == nullptr) return;
+  std::vector<bool>& applied = entry.applied[layer];
+  applied.resize(static_cast<size_t>(entry.prepared->tokens));
+  std::fill_n(applied.begin() + first, tokens, true);
   entry.fully_applied =
       std::all_of(entry.prepared->layers.begin(), entry.prepared->layers.end(), [&entry](const auto& kv) {
-        const auto applied = entry.applied.find(kv.layer);
-        return applied != entry.applied.end() && applied->second >= entry.prepared->tokens;
+        const auto of_layer = entry.applied.find(kv.layer);
+        return of_layer != entry.applied.end() &&
+               std::find(of_layer->second.begin(), of_layer->second.end(), false) == of_layer->second.end();
       });
 }
 

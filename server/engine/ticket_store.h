@@ -61,9 +61,9 @@ class TicketStore {
   // The result; TICKET_EXPIRED for anything that is not a good ticket of this principal.
   absl::StatusOr<std::shared_ptr<const Prepared>> Get(absl::string_view principal, absl::string_view ticket) const;
 
-  // `tokens` tokens of a layer were applied by this ticket: once every token of every layer was, it is among the first
-  // to go when memory is short.
-  void Applied(absl::string_view ticket, int layer, int64_t tokens);
+  // Tokens [first, first + tokens) of a layer were applied by this ticket: once every token of every layer was, however
+  // often, it is among the first to go when memory is short. The tokens are within the prepared ones.
+  void Applied(absl::string_view ticket, int layer, int64_t first, int64_t tokens);
 
   // True where the ticket was good.
   bool Release(absl::string_view principal, absl::string_view ticket);
@@ -82,7 +82,7 @@ class TicketStore {
     uint64_t stream = 0;
     int64_t bytes = 0;
     absl::Time born;
-    absl::flat_hash_map<int, int64_t> applied;  // tokens by layer
+    absl::flat_hash_map<int, std::vector<bool>> applied;  // by layer, for each token
     bool fully_applied = false;
   };
   using Entries = std::list<Entry>;  // oldest first
