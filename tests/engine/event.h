@@ -1,5 +1,5 @@
-// Something that happens once, and threads that wait for it. Made of what ThreadSanitizer sees, as absl::Notification of
-// an uninstrumented library is not.
+// Something that happens once, and threads that wait for it. Made of what ThreadSanitizer sees, as absl::Notification
+// of an uninstrumented library is not.
 #pragma once
 
 #include <gtest/gtest.h>
