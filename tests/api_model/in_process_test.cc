@@ -1,4 +1,5 @@
-// The step API without a network: messages decoded, admitted and run by the server's own parts, against the plain model.
+// The step API without a network: messages decoded, admitted and run by the server's own parts, against the plain
+// model.
 #include <gtest/gtest.h>
 
 #include <future>
@@ -101,13 +102,13 @@ class InProcess final : public ApiDriver {
         pending->released = ReleaseTickets(core_, request.release());
         return pending->done.set_value();
       default:
-        RunCloseSessions(
-            core_, {request.close_sessions().sessions().begin(), request.close_sessions().sessions().end()},
-            absl::InfiniteFuture(), [pending](absl::Status status, int32_t closed) {
-              pending->status = std::move(status);
-              pending->closed = closed;
-              pending->done.set_value();
-            });
+        RunCloseSessions(core_,
+                         {request.close_sessions().sessions().begin(), request.close_sessions().sessions().end()},
+                         absl::InfiniteFuture(), [pending](absl::Status status, int32_t closed) {
+                           pending->status = std::move(status);
+                           pending->closed = closed;
+                           pending->done.set_value();
+                         });
     }
   }
 
@@ -170,20 +171,23 @@ class InProcess final : public ApiDriver {
 
 class InProcessModelTest : public ::testing::Test {
  protected:
-  static void SetUpTestSuite() {
+  void SetUp() override {
     const e2e::TempDir dir;
-    auto model = EngramModel::Load(WriteSmallSynth(dir.path()), {});
-    ASSERT_TRUE(model.ok()) << model.status();
-    compute_ = new PlainCompute(*model);
+    Load(WriteSmallSynth(dir.path()));
   }
-  static void TearDownTestSuite() { delete compute_; }
+
+  void Load(const std::string& path) {
+    auto model = EngramModel::Load(path, {});
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+    compute_ = std::make_unique<PlainCompute>(model_);
+  }
 
   // Walks, and after each step compares what is counted.
-  static void WalkThrough(uint32_t seed, int64_t steps, const WalkOptions& options, InProcessOptions server_options,
-                          Tally& tally) {
+  void WalkThrough(uint32_t seed, int64_t steps, const WalkOptions& options, InProcessOptions server_options,
+                   Tally& tally) {
     const Walk* clock = nullptr;
-    std::shared_ptr<const EngramModel> model(&compute_->model(), [](const EngramModel*) {});
-    InProcess server(model, options, server_options, [&clock] { return clock->now(); });
+    InProcess server(model_, options, server_options, [&clock] { return clock->now(); });
     Walk walk(seed, *compute_, options, server, tally);
     clock = &walk;
     int64_t squeezed = 0;
@@ -206,13 +210,10 @@ class InProcessModelTest : public ::testing::Test {
     squeezed_tickets_ += walk.plain().tickets().squeezed();
   }
 
-  static PlainCompute* compute_;
-  static int64_t squeezed_sessions_, squeezed_tickets_;
+  std::shared_ptr<const EngramModel> model_;
+  std::unique_ptr<PlainCompute> compute_;
+  int64_t squeezed_sessions_ = 0, squeezed_tickets_ = 0;
 };
-
-PlainCompute* InProcessModelTest::compute_ = nullptr;
-int64_t InProcessModelTest::squeezed_sessions_ = 0;
-int64_t InProcessModelTest::squeezed_tickets_ = 0;
 
 TEST_F(InProcessModelTest, EveryAnswerIsThePlainModelsBitForBit) {
   Tally tally;
@@ -224,10 +225,16 @@ TEST_F(InProcessModelTest, EveryAnswerIsThePlainModelsBitForBit) {
   if (judged && !HasFailure()) ExpectWellTravelled(tally);
 }
 
+// Another geometry, with weights that a real quantiser has made.
+TEST_F(InProcessModelTest, SoItIsWithTheFixturesModel) {
+  Load(std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf");
+  Tally tally;
+  WalkSeeds(1, 300, [&](uint32_t seed, int64_t steps) { WalkThrough(seed, steps, {}, {}, tally); });
+}
+
 // Clocks that pass, sessions and tickets that memory is short of: one call at a time, so that each outcome is certain.
 TEST_F(InProcessModelTest, TimeAndMemoryTakeWhatTheyShouldAndNothingElse) {
   Tally tally;
-  squeezed_sessions_ = squeezed_tickets_ = 0;
   WalkOptions options;
   options.longest_burst = 1;
   options.longest_wait = absl::Seconds(8);

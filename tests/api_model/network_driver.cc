@@ -29,8 +29,8 @@ void SetDeadline(grpc::ClientContext& context) {
 
 template <typename Request, typename Response>
 bool Ask(v1::EngramService::Stub& stub,
-          grpc::Status (v1::EngramService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-          const Request& request, Response& response, Reply& reply) {
+         grpc::Status (v1::EngramService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+         const Request& request, Response& response, Reply& reply) {
   grpc::ClientContext context;
   context.set_wait_for_ready(true);
   SetDeadline(context);

@@ -23,11 +23,11 @@ class NetworkModelTest : public ::testing::Test {
 
   void WalkThrough(uint32_t seed, int64_t steps, Tally& tally) {
     const WalkOptions options;
-    auto server = e2e::ServerProcess::Start(
-        path_, {"--max-batch-tokens", std::to_string(3 + seed * 7 % 19), "--session-window",
-                std::to_string(options.plain.session_window), "--position-limit",
-                std::to_string(options.calls.position_limit), "--session-ttl-secs", "86400", "--ticket-ttl-ms",
-                "86400000", "--threads", "2"});
+    auto server =
+        e2e::ServerProcess::Start(path_, {"--max-batch-tokens", std::to_string(3 + seed * 7 % 19), "--session-window",
+                                          std::to_string(options.plain.session_window), "--position-limit",
+                                          std::to_string(options.calls.position_limit), "--session-ttl-secs", "86400",
+                                          "--ticket-ttl-ms", "86400000", "--threads", "2"});
     ASSERT_TRUE(server.ok()) << server.status();
     NetworkDriver driver((*server)->unix_address());
     Walk walk(seed, *compute_, options, driver, tally);

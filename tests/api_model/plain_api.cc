@@ -172,9 +172,8 @@ PlainTicket* PlainApi::TicketFor(const std::string& name, absl::Time now, Expect
 
 void PlainApi::Apply(const v1::ApplyRequest& request, const Planned& planned, absl::Time now, ExpectedReply& expected) {
   const bool bf16 = request.highway_dtype() == v1::HIGHWAY_DTYPE_BF16;
-  const PlainForm form{FormOf(request.form(), Form::kHighway),
-                       bf16 ? kernels::HighwayType::kBf16 : kernels::HighwayType::kF32,
-                       {}};
+  const PlainForm form{
+      FormOf(request.form(), Form::kHighway), bf16 ? kernels::HighwayType::kBf16 : kernels::HighwayType::kF32, {}};
   Committed committed;
   PlainTicket* ticket = nullptr;
   size_t first = 0;
@@ -182,8 +181,8 @@ void PlainApi::Apply(const v1::ApplyRequest& request, const Planned& planned, ab
     ticket = TicketFor(request.ticket(), now, expected);
     if (ticket == nullptr) return;
     first = static_cast<size_t>(request.token_slice().begin());
-    const size_t end = request.has_token_slice() ? static_cast<size_t>(request.token_slice().end())
-                                                 : ticket->tokens.size();
+    const size_t end =
+        request.has_token_slice() ? static_cast<size_t>(request.token_slice().end()) : ticket->tokens.size();
     for (size_t t = first; t < end; ++t) {
       committed.tokens.push_back(ticket->tokens[t]);
       committed.places.push_back(t - first);
@@ -209,7 +208,8 @@ void PlainApi::Apply(const v1::ApplyRequest& request, const Planned& planned, ab
   }
 }
 
-void PlainApi::Lookup(const v1::LookupRequest& request, const Planned& planned, absl::Time now, ExpectedReply& expected) {
+void PlainApi::Lookup(const v1::LookupRequest& request, const Planned& planned, absl::Time now,
+                      ExpectedReply& expected) {
   const PlainForm form{FormOf(request.form(), Form::kRowsNative), {}, {request.slice().begin(), request.slice().end()}};
   std::vector<PlainToken> tokens;
   if (!request.ticket().empty()) {
@@ -239,7 +239,8 @@ void PlainApi::Lookup(const v1::LookupRequest& request, const Planned& planned, 
   }
 }
 
-void PlainApi::Prepare(const v1::PrepareRequest& request, const Planned& planned, absl::Time now, ExpectedReply& expected) {
+void PlainApi::Prepare(const v1::PrepareRequest& request, const Planned& planned, absl::Time now,
+                       ExpectedReply& expected) {
   if (planned.fault.has_value()) {
     expected.reply.reason = NameOf(planned.fault->reason);
     return;
@@ -248,7 +249,8 @@ void PlainApi::Prepare(const v1::PrepareRequest& request, const Planned& planned
   PlainTicket ticket;
   int64_t tokens = 0;
   for (const v1::Sequence& sequence : request.sequences()) tokens += sequence.token_ids_size();
-  ticket.bytes = tokens * (request.layer_ids_size() * shape.kv_values() * 2 + int64_t{shape.layers} * shape.columns * 8);
+  ticket.bytes =
+      tokens * (request.layer_ids_size() * shape.kv_values() * 2 + int64_t{shape.layers} * shape.columns * 8);
   if (ticket.bytes > tickets_.memory_bytes()) {
     expected.reply.reason = NameOf(Reason::kTooManyTokens);
     return;

@@ -31,7 +31,7 @@ struct Planned {
 
 // An answer without what no two servers share (epochs, texts).
 struct Reply {
-  std::string reason;  // empty: served
+  std::string reason;                   // empty: served
   std::vector<v1::LayerOutput> layers;  // ascending by layer_id
   std::vector<std::string> statuses;    // of a partial call: one per sequence, empty where served
   std::string ticket;

@@ -1,7 +1,7 @@
 // What a reply must hold, computed one token at a time from the model's own tables: the yardstick of every bit.
 //
-// The arithmetic is the server's kernels', run on a batch of one token. That kv and gates of any batch are these bits is
-// the promise under test; that the kernels are right is tests/kernels' business.
+// The arithmetic is the server's kernels', run on a batch of one token. That kv and gates of any batch are these bits
+// is the promise under test; that the kernels are right is tests/kernels' business.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,8 @@ class PlainCompute {
   const std::shared_ptr<const EngramModel> model_;
   const StepShape shape_;
   kernels::Workers workers_{1};
-  std::map<std::vector<int32_t>, std::vector<int64_t>> ids_;      // by window
-  std::map<std::pair<int, std::vector<int64_t>>, Kv> kv_;         // by layer and its ids
+  std::map<std::vector<int32_t>, std::vector<int64_t>> ids_;  // by window
+  std::map<std::pair<int, std::vector<int64_t>>, Kv> kv_;     // by layer and its ids
 };
 
 }  // namespace engram

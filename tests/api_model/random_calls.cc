@@ -295,11 +295,13 @@ void RandomCalls::LookupRows(Planned& planned) {
   for (int64_t t = Draw(1, 12); t > 0; --t) {
     for (const int32_t layer_id : request.layer_ids()) {
       const absl::Span<const EngramLayer> layers = plain_.compute().model().layers();
-      const auto layer = std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l.layer_id == layer_id; });
+      const auto layer =
+          std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l.layer_id == layer_id; });
       for (int c = 0; c < plain_.compute().shape().columns; ++c) {
         request.add_row_ids(static_cast<int32_t>(Draw(-1, layer->table.rows - 1)));
       }
-      if (bent) request.set_row_ids(request.row_ids_size() - 1, static_cast<int32_t>(OnceIn(2) ? layer->table.rows : -2));
+      if (bent)
+        request.set_row_ids(request.row_ids_size() - 1, static_cast<int32_t>(OnceIn(2) ? layer->table.rows : -2));
     }
   }
   if (bent) planned.fault = Planned::Fault{Reason::kRowOutOfRange};

@@ -170,8 +170,9 @@ void ExpectWellTravelled(const Tally& tally) {
   for (const char* kind :
        {"Apply FORM_HIGHWAY", "Apply FORM_KV", "Apply FORM_UPDATE", "Apply FORM_GATE", "Apply by ticket FORM_HIGHWAY",
         "Apply by ticket FORM_KV", "Apply by ticket FORM_UPDATE", "Apply by ticket FORM_GATE", "Lookup FORM_KV",
-        "Lookup FORM_ROWS_NATIVE", "Lookup FORM_ROWS_BF16", "Lookup by ticket FORM_KV", "Lookup by ticket FORM_ROWS_BF16",
-        "Lookup by row ids FORM_KV", "Lookup by row ids FORM_ROWS_NATIVE", "Prepare", "Release", "CloseSessions"}) {
+        "Lookup FORM_ROWS_NATIVE", "Lookup FORM_ROWS_BF16", "Lookup by ticket FORM_KV",
+        "Lookup by ticket FORM_ROWS_BF16", "Lookup by row ids FORM_KV", "Lookup by row ids FORM_ROWS_NATIVE", "Prepare",
+        "Release", "CloseSessions"}) {
     EXPECT_GE(met(tally.answered, kind), 20) << kind;
   }
   EXPECT_GE(tally.partly_served, 20);

@@ -20,8 +20,8 @@ class ApiDriver {
 
   // Sends all of them, in order, without waiting for answers between: on their stream, or unary where there is one.
   virtual std::vector<Reply> Run(const std::vector<Planned>& calls) = 0;
-  // Ends the stream; a later call by it opens it anew. Returns when its tickets are gone: `ticket` is one of them, empty
-  // for none.
+  // Ends the stream; a later call by it opens it anew. Returns when its tickets are gone: `ticket` is one of them,
+  // empty for none.
   virtual void EndStream(uint64_t stream, const std::string& ticket) = 0;
 };
 

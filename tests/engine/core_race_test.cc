@@ -1,8 +1,8 @@
 // Sessions, tickets, budget and engine together as the server puts them together, driven by many threads; what
 // ThreadSanitizer is to see (preset tsan), since the RPC part around them cannot be instrumented.
 //
-// Calls are made here without messages: what server/transport/step_runner.cc does at a call's commit is done in the same
-// order. Whatever the threads do, an answer holds the bits of the window that its commit saw.
+// Calls are made here without messages: what server/transport/step_runner.cc does at a call's commit is done in the
+// same order. Whatever the threads do, an answer holds the bits of the window that its commit saw.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -39,7 +39,8 @@ struct Job {
   std::vector<int32_t> ids;      // its own, compressed
   std::vector<int32_t> windows;  // as its commit saw them; of a ticket's use, those it was prepared with
   std::vector<kernels::Bf16> kv;
-  std::string ticket;
+  std::string ticket;  // of a Prepare
+  bool uses = false;   // one
   Permit permit;
   absl::Status status;
   Event over;
@@ -286,7 +287,10 @@ TEST_F(CoreRaceTest, PipelinedCallsOfOneSessionKeepTheirOrderWhateverTheirPriori
 TEST_F(CoreRaceTest, ATicketAnswersWithTheIdsItWasPreparedWithOrNotAtAll) {
   std::mutex mutex;
   Jobs prepared;
-  for (const char* session : {"a", "b"}) Append(session, 0, {1, 2, 3, 0, 1, 2})->over.Await();
+  for (const char* session : {"a", "b"}) {
+    prepared.push_back(Append(session, 0, {1, 2, 3, 0, 1, 2}, Priority::kDecode, true));
+    prepared.back()->over.Await();
+  }
   const Jobs jobs = OnThreads(6, [&](int t, Jobs& mine) {
     std::mt19937 random(static_cast<uint32_t>(t));
     for (int i = 0; i < 60; ++i) {
@@ -308,15 +312,18 @@ TEST_F(CoreRaceTest, ATicketAnswersWithTheIdsItWasPreparedWithOrNotAtAll) {
           std::shared_ptr<Job> ticket;
           {
             const std::lock_guard<std::mutex> lock(mutex);
-            if (!prepared.empty()) ticket = prepared[prepared.size() - 1 - random() % std::min<size_t>(3, prepared.size())];
+            ticket = prepared[prepared.size() - 1 - random() % std::min<size_t>(3, prepared.size())];
           }
-          if (ticket != nullptr) mine.push_back(Use(ticket));
-          std::this_thread::yield();
+          mine.push_back(Use(ticket));
+          mine.back()->uses = true;
+          if (random() % 2 == 0) mine.back()->over.Await();
         }
       }
     }
   });
   EXPECT_GT(Settle(jobs, {Reason::kPositionGap, Reason::kTicketExpired}), 60);
+  EXPECT_TRUE(std::any_of(jobs.begin(), jobs.end(), [](const auto& job) { return job->uses && job->status.ok(); }));
+  EXPECT_TRUE(std::any_of(jobs.begin(), jobs.end(), [](const auto& job) { return job->uses && !job->status.ok(); }));
   ExpectNothingLeft({"a", "b"});
 }
 

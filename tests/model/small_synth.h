@@ -1,5 +1,5 @@
-// A synthetic model of some hundred kilobytes with all that matters to a step: three layers, two copies, trigrams, tokens
-// without an id.
+// A synthetic model of some hundred kilobytes with all that matters to a step: three layers, two copies, trigrams,
+// tokens without an id.
 #pragma once
 
 #include <gtest/gtest.h>
