@@ -1,4 +1,5 @@
-// Clients that race over a real server's sockets: every answer is a stated refusal or the bits of a history that can be.
+// Clients that race over a real server's sockets: every answer is a stated refusal or the bits of a history that can
+// be.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,8 +38,8 @@ class RacesTest : public ::testing::Test {
     auto model = EngramModel::Load(path, {});
     ASSERT_TRUE(model.ok()) << model.status();
     compute_ = std::make_unique<PlainCompute>(*model);
-    auto server = e2e::ServerProcess::Start(
-        path, {"--max-batch-tokens", "13", "--ticket-ttl-ms", "3600000", "--threads", "2"});
+    auto server =
+        e2e::ServerProcess::Start(path, {"--max-batch-tokens", "13", "--ticket-ttl-ms", "3600000", "--threads", "2"});
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     // Four tokens that the hash tells apart.
