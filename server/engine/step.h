@@ -59,7 +59,9 @@ struct Step {
   int64_t hashed_tokens = 0;
   int64_t dead_tokens = 0;  // hashed ones whose own id takes no part in the hash
   std::vector<IdCopy> id_copies;
-  std::vector<StepLayer> layers;  // ascending
+  // Ascending: all that any piece's call asks for, without slices where there is nothing of it to compute, since the
+  // call waits for each of its layers to be done.
+  std::vector<StepLayer> layers;
 };
 
 // Sizes that outputs follow from.

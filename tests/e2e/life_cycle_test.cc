@@ -2,8 +2,6 @@
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/e2e/metrics_text.h"
 #include "tests/e2e/process.h"
 #include "tests/e2e/rpc.h"
 
@@ -149,25 +148,6 @@ TEST(LifeCycleTest, ReflectionListsTheService) {
                                     std::string("\x3a\x01*", 3));
   EXPECT_THAT(names, HasSubstr("engram.v1.EngramService"));
   EXPECT_THAT(names, HasSubstr("grpc.health.v1.Health"));
-}
-
-// One GET over a plain socket.
-std::string HttpGet(const std::string& address, const std::string& path) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
-  std::string text;
-  if (::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0) {
-    const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
-    if (::send(fd, request.data(), request.size(), 0) > 0) {
-      char buffer[4096];
-      for (ssize_t n = 0; (n = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) text.append(buffer, static_cast<size_t>(n));
-    }
-  }
-  ::close(fd);
-  return text;
 }
 
 TEST(LifeCycleTest, MetricsCountCallsTokensAndRefusals) {
