@@ -171,7 +171,11 @@ class Call : public std::enable_shared_from_this<Call> {
       }
     }
     timer.reset();
-    if (ended && absl::IsCancelled(status)) return;  // by us: it shows nothing
+    if (absl::IsCancelled(status)) {
+      if (ended) return;  // by us: it shows nothing
+      // Not by us: gRPC's servers answer so what crosses their end.
+      status = absl::UnavailableError("the server ended while it had the call");
+    }
     attempt->lease->Report(status, AnnouncesDrain(attempt->context));
     attempt->lease.reset();  // before `done` makes the next call
     if (ended) return;
