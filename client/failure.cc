@@ -23,6 +23,8 @@ bool IsRefusal(const absl::Status& status) {
     case absl::StatusCode::kUnauthenticated:
     case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kDataLoss:
       return true;
     case absl::StatusCode::kResourceExhausted:
       return !IsPassing(status);

@@ -10,7 +10,8 @@ namespace engram::client {
 bool IsPassing(const absl::Status& status);
 
 // The call, the client's rights or the model are wrong: INVALID_ARGUMENT, FAILED_PRECONDITION, OUT_OF_RANGE, NOT_FOUND,
-// RESOURCE_EXHAUSTED for good, UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED. Never skipped.
+// RESOURCE_EXHAUSTED for good, UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED; or a server is, and should not be
+// passed over in silence: INTERNAL, DATA_LOSS. Never skipped.
 bool IsRefusal(const absl::Status& status);
 
 // What RetryInfo asks for; zero where there is none, at most a minute is believed.
