@@ -1,6 +1,7 @@
 #include "client/engram_client.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -8,13 +9,19 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "client/error_details.h"
+#include "client/one_connection.h"
 #include "client/refusal.h"
+#include "client/step_flight.h"
+#include "engram/v1/engram.grpc.pb.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
+#include "grpcpp/support/proto_buffer_reader.h"
 
 namespace engram::client {
 namespace {
@@ -104,32 +111,35 @@ absl::StatusOr<ModelInfo> FetchModel(const std::string& target, absl::Time deadl
   return model;
 }
 
-// The server's error, or gRPC's own, which says neither whom it was asking nor how long it waited.
-absl::Status ApplyError(const grpc::Status& status, const std::string& target, absl::Duration timeout) {
-  absl::Status error = StatusFromGrpc(status);
-  if (!ErrorReason(error).empty()) return error;
-  if (absl::IsDeadlineExceeded(error)) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("no answer from ", target, " within ", absl::FormatDuration(timeout)));
+// A message of our own, not a call's.
+grpc::ByteBuffer BytesOf(const google::protobuf::Message& message) {
+  const grpc::Slice slice(message.SerializeAsString());
+  return {&slice, 1};
+}
+
+template <typename Response>
+absl::StatusOr<Response> MessageOf(grpc::ByteBuffer body, const char* method) {
+  grpc::ProtoBufferReader reader(&body);
+  Response response;
+  if (!response.ParseFromZeroCopyStream(&reader)) {
+    return absl::InternalError(absl::StrCat("the server's reply to ", method, " cannot be read"));
   }
-  if (absl::IsUnavailable(error)) return absl::UnavailableError(absl::StrCat(target, ": ", error.message()));
-  return error;
+  return response;
 }
 
 }  // namespace
 
-Client::Client(std::string target, ModelInfo model, int64_t max_message_bytes,
-               std::unique_ptr<v1::EngramService::Stub> stub)
-    : target_(std::move(target)),
-      model_(std::move(model)),
-      max_message_bytes_(max_message_bytes),
-      stub_(std::move(stub)) {}
+Client::Client(ModelInfo model, const PlanLimits& limits, Sender sender)
+    : model_(std::move(model)), limits_(limits), sender_(std::move(sender)) {}
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& options) {
   if (absl::Status status = CheckTarget(options.target); !status.ok()) return status;
   if (options.max_message_bytes < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("max_message_bytes is ", options.max_message_bytes, ", expected at least 1"));
+  }
+  if (options.stripe_bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("stripe_bytes is ", options.stripe_bytes, ", expected at least 0"));
   }
   absl::StatusOr<std::string> hash_digest = RawDigest(options.hash_digest);
   if (!hash_digest.ok()) return hash_digest.status();
@@ -151,29 +161,164 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
     return absl::UnavailableError(absl::StrCat(options.target, ": answered GetModel, but a second connection was not ",
                                                "made within ", absl::FormatDuration(options.connect_timeout)));
   }
-  return std::unique_ptr<Client>(
-      new Client(options.target, *std::move(model), max_message_bytes, v1::EngramService::NewStub(channel)));
+  const PlanLimits limits{max_message_bytes, options.stripe_bytes};
+  return std::unique_ptr<Client>(new Client(*std::move(model), limits, SendOver(channel, options.target)));
 }
 
-absl::Status Client::Apply(const ApplyCall& call) {
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + call.timeout));
-  absl::StatusOr<v1::ApplyRequest> request = EncodeApply(model_, max_message_bytes_, call);
-  if (!request.ok()) return request.status();
-
-  v1::ApplyResponse response;
-  if (grpc::Status status = stub_->Apply(&context, *request, &response); !status.ok()) {
-    return ApplyError(status, target_, call.timeout);
-  }
-  if (absl::Status status = DecodeApply(model_, response, call); !status.ok()) return status;
-  for (const SequenceRun& run : call.sequences) {
-    if (run.history == nullptr) continue;
-    // Cannot fail: EncodeApply checked the same write.
-    if (absl::Status status = run.history->Write(run.start_pos, run.token_ids, run.token_mask); !status.ok()) {
-      return status;
+absl::StatusOr<std::shared_ptr<StepFlight>> Client::Board(absl::StatusOr<CheckedCall> checked) {
+  if (!checked.ok()) return checked.status();
+  for (CheckedSequence& sequence : checked->sequences) {
+    if (!sequence.by_session() || !sequence.home.empty()) continue;
+    // A session that begins at 0 may begin anywhere; a fork only where its parent is.
+    if (!sequence.fork_from.empty()) {
+      sequence.home = homes_.Find(sequence.fork_from);
+    } else if (sequence.start_pos > 0) {
+      sequence.home = homes_.Find(sequence.session);
     }
   }
-  return absl::OkStatus();
+  absl::StatusOr<CallPlan> plan = PlanCall(model_, limits_, *checked);
+  if (!plan.ok()) return plan.status();
+  return std::make_shared<StepFlight>(model_, sender_, &homes_, *std::move(checked), *std::move(plan));
+}
+
+absl::StatusOr<std::shared_ptr<StepFlight>> Client::Fly(absl::StatusOr<CheckedCall> checked, CallReport* report) {
+  if (report != nullptr) *report = {};
+  absl::StatusOr<std::shared_ptr<StepFlight>> flight = Board(std::move(checked));
+  if (!flight.ok()) return flight.status();
+  // Shared: the last answer may still be in Notify() when this thread goes on.
+  auto over = std::make_shared<absl::Notification>();
+  (*flight)->Start([over] { over->Notify(); });
+  over->WaitForNotification();
+  // On this thread: gRPC's are not kept from their work by the copies.
+  if (absl::Status status = (*flight)->Finish(report); !status.ok()) return status;
+  return flight;
+}
+
+void Client::FlyAsync(absl::StatusOr<CheckedCall> checked,
+                      absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<StepFlight>>, CallReport)> done) {
+  absl::StatusOr<std::shared_ptr<StepFlight>> flight = Board(std::move(checked));
+  if (!flight.ok()) return done(flight.status(), CallReport());
+  std::shared_ptr<StepFlight> started = *flight;
+  started->Start([flight = *std::move(flight), done = std::move(done)]() mutable {
+    CallReport report;
+    absl::Status status = flight->Finish(&report);
+    if (!status.ok()) return done(std::move(status), std::move(report));
+    done(std::move(flight), std::move(report));
+  });
+}
+
+absl::Status Client::Apply(const ApplyCall& call, CallReport* report) {
+  return Fly(CheckApply(model_, call), report).status();
+}
+
+absl::StatusOr<Prepared> Client::Prepare(const PrepareCall& call, CallReport* report) {
+  absl::StatusOr<std::shared_ptr<StepFlight>> flight = Fly(CheckPrepare(model_, call), report);
+  if (!flight.ok()) return flight.status();
+  return (*flight)->TakePrepared();
+}
+
+absl::Status Client::Lookup(const LookupCall& call, CallReport* report) {
+  return Fly(CheckLookup(model_, call), report).status();
+}
+
+void Client::ApplyAsync(const ApplyCall& call, absl::AnyInvocable<void(absl::Status, CallReport)> done) {
+  FlyAsync(CheckApply(model_, call), [done = std::move(done)](const auto& flight, CallReport report) mutable {
+    done(flight.status(), std::move(report));
+  });
+}
+
+void Client::PrepareAsync(const PrepareCall& call,
+                          absl::AnyInvocable<void(absl::StatusOr<engram::client::Prepared>, CallReport)> done) {
+  FlyAsync(CheckPrepare(model_, call), [done = std::move(done)](const auto& flight, CallReport report) mutable {
+    if (!flight.ok()) return done(flight.status(), std::move(report));
+    done((*flight)->TakePrepared(), std::move(report));
+  });
+}
+
+void Client::LookupAsync(const LookupCall& call, absl::AnyInvocable<void(absl::Status, CallReport)> done) {
+  FlyAsync(CheckLookup(model_, call), [done = std::move(done)](const auto& flight, CallReport report) mutable {
+    done(flight.status(), std::move(report));
+  });
+}
+
+std::future<absl::Status> Client::ApplyFuture(const ApplyCall& call) {
+  std::promise<absl::Status> promise;
+  std::future<absl::Status> future = promise.get_future();
+  ApplyAsync(call, [promise = std::move(promise)](absl::Status status, const CallReport&) mutable {
+    promise.set_value(std::move(status));
+  });
+  return future;
+}
+
+std::future<absl::StatusOr<Prepared>> Client::PrepareFuture(const PrepareCall& call) {
+  std::promise<absl::StatusOr<Prepared>> promise;
+  std::future<absl::StatusOr<Prepared>> future = promise.get_future();
+  PrepareAsync(call, [promise = std::move(promise)](absl::StatusOr<Prepared> prepared, const CallReport&) mutable {
+    promise.set_value(std::move(prepared));
+  });
+  return future;
+}
+
+std::future<absl::Status> Client::LookupFuture(const LookupCall& call) {
+  std::promise<absl::Status> promise;
+  std::future<absl::Status> future = promise.get_future();
+  LookupAsync(call, [promise = std::move(promise)](absl::Status status, const CallReport&) mutable {
+    promise.set_value(std::move(status));
+  });
+  return future;
+}
+
+template <typename Request, typename Response>
+absl::StatusOr<Response> Client::Call(const char* method, const Request& request, const std::string& replica,
+                                      absl::Duration timeout) {
+  RawCall raw;
+  raw.method = method;
+  raw.request = BytesOf(request);
+  raw.deadline = absl::Now() + timeout;
+  raw.replica = replica;
+  struct Answer {
+    absl::Notification there;
+    RawReply reply;
+  };
+  auto answer = std::make_shared<Answer>();
+  sender_(std::move(raw), [answer](RawReply reply) {
+    answer->reply = std::move(reply);
+    answer->there.Notify();
+  });
+  answer->there.WaitForNotification();
+  if (!answer->reply.status.ok()) return answer->reply.status;
+  return MessageOf<Response>(std::move(answer->reply.body), method);
+}
+
+absl::StatusOr<int64_t> Client::Release(const engram::client::Prepared& prepared, absl::Duration timeout) {
+  std::map<std::string, v1::ReleaseRequest> requests;
+  if (prepared.state() != nullptr) {
+    for (const PreparedPart& part : prepared.state()->parts) requests[part.replica].add_tickets(part.ticket);
+  }
+  int64_t released = 0;
+  for (const auto& [replica, request] : requests) {
+    absl::StatusOr<v1::ReleaseResponse> response =
+        Call<v1::ReleaseRequest, v1::ReleaseResponse>("/engram.v1.EngramService/Release", request, replica, timeout);
+    if (!response.ok()) return response.status();
+    released += response->released();
+  }
+  return released;
+}
+
+absl::StatusOr<int64_t> Client::CloseSessions(absl::Span<const std::string> sessions, absl::Duration timeout) {
+  std::map<std::string, v1::CloseSessionsRequest> requests;
+  for (const std::string& session : sessions) {
+    requests[homes_.Find(session)].add_sessions(session);
+    homes_.Forget(session);
+  }
+  int64_t closed = 0;
+  for (const auto& [replica, request] : requests) {
+    absl::StatusOr<v1::CloseSessionsResponse> response = Call<v1::CloseSessionsRequest, v1::CloseSessionsResponse>(
+        "/engram.v1.EngramService/CloseSessions", request, replica, timeout);
+    if (!response.ok()) return response.status();
+    closed += response->closed();
+  }
+  return closed;
 }
 
 }  // namespace engram::client

@@ -206,14 +206,8 @@ int Apply(Client& client, const ConnectionFlags& connection, const ApplyFlags& f
   if (layer_ids.empty()) {
     for (const ModelInfo::Layer& layer : model.layers) layer_ids.push_back(layer.layer_id);
   }
-  // Before memory is taken for it: Client::Apply would say the same.
-  if (absl::Status status = CheckTokens(model, count); !status.ok()) return PrintError(status);
-  if (absl::Status status = CheckTensors(model, client.max_message_bytes(), call.form, call.dtype, count,
-                                         static_cast<int64_t>(layer_ids.size()));
-      !status.ok()) {
-    return PrintError(status);
-  }
-  const int64_t layer_bytes = OutputBytes(model, call.form, call.dtype, count);
+  const int64_t layer_bytes =
+      count * (call.form == Form::kKv ? model.KvTokenBytes() : model.HighwayTokenBytes(call.dtype));
   std::vector<std::string> highways(layer_ids.size());
   if (call.form == Form::kHighway) {
     absl::StatusOr<std::vector<std::string>> read = ReadHighways(flags, call.dtype, layer_ids.size(), layer_bytes);
@@ -222,7 +216,7 @@ int Apply(Client& client, const ConnectionFlags& connection, const ApplyFlags& f
   }
   std::vector<std::string> outputs(layer_ids.size(), std::string(layer_bytes, '\0'));
   for (size_t i = 0; i < layer_ids.size(); ++i) {
-    call.layers.push_back({layer_ids[i], highways[i], absl::MakeSpan(outputs[i])});
+    call.layers.push_back({.layer_id = layer_ids[i], .highway = highways[i], .out = absl::MakeSpan(outputs[i])});
   }
 
   const absl::Time start = absl::Now();

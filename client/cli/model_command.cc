@@ -13,7 +13,9 @@ namespace engram::client {
 namespace {
 
 std::string FormLabel(const ModelInfo::FormCost& cost) {
-  if (cost.form == Form::kKv) return "kv";
+  // Only these have a highway, in one dtype or the other.
+  const bool highway = cost.form == Form::kHighway || cost.form == Form::kUpdate || cost.form == Form::kGate;
+  if (!highway) return std::string(FormName(cost.form));
   return absl::StrCat(FormName(cost.form), " ", HighwayDtypeName(cost.dtype));
 }
 
