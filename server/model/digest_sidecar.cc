@@ -43,8 +43,8 @@ absl::StatusOr<absl::string_view> TakeLine(absl::string_view& text, int number, 
 absl::StatusOr<Digest> TakeDigest(absl::string_view& text, int number, absl::string_view key) {
   ASSIGN_OR_RETURN(const absl::string_view hex, TakeLine(text, number, key));
   Digest digest;
-  const bool digits = std::all_of(hex.begin(), hex.end(),
-                                  [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+  const bool digits =
+      std::all_of(hex.begin(), hex.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
   if (hex.size() != 2 * digest.size() || !digits) {
     return Unfit(absl::StrCat("line ", number), hex, "64 hex digits");
   }
@@ -90,8 +90,8 @@ absl::StatusOr<std::string> SidecarText(const ModelFiles& files, const Digest& c
                                   DigestHex(config_digest), "\n");
   for (const Shard& shard : files.shards()) {
     if (absl::StrContains(shard.file->path(), '\n')) {
-      return absl::InvalidArgumentError(absl::StrCat(absl::CHexEscape(shard.file->path()),
-                                                     ": a name with a line feed cannot stand in a sidecar"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(absl::CHexEscape(shard.file->path()), ": a name with a line feed cannot stand in a sidecar"));
     }
     absl::StrAppend(&text, ShardLine(*shard.file), "\n");
   }
