@@ -183,11 +183,11 @@ class RunningServer final : public Server {
   void Probed(const absl::Status& status) {
     metrics_.ProbeRan(status.ok());
     absl::MutexLock lock(&health_mutex_);
-    if (!status.ok()) Log(LogLevel::kError, "probe failed: not serving", {{"found", std::string(status.message())}});
-    if (status.ok() && !probe_passed_) Log(LogLevel::kInfo, "probe passed: serving again");
+    if (!status.ok()) Log(LogLevel::kError, "probe failed", {{"found", std::string(status.message())}});
     if (status.ok() == probe_passed_) return;
     probe_passed_ = status.ok();
     TellHealth();
+    if (probe_passed_) Log(LogLevel::kInfo, "probe passed again");
   }
 
   void TellHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_) {

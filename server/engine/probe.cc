@@ -219,10 +219,10 @@ absl::Status Probe::CheckRows(Engine& engine) const {
       const auto value = kernels::LoadUnaligned<Bf16>(decoded[i].data() + at * 2);
       const Bf16 want = layer.rows[static_cast<size_t>(at)];
       if (value == want) continue;
-      return absl::DataLossError(absl::StrFormat(
-          "%s, row %d: value %d of the row is decoded as bf16 0x%04x (%g); expected 0x%04x (%g)", Where(i),
-          layer.ids[static_cast<size_t>(at / kRowValues)], at % kRowValues, value, kernels::F32FromBf16(value), want,
-          kernels::F32FromBf16(want)));
+      return absl::DataLossError(
+          absl::StrFormat("%s, row %d: value %d of the row is decoded as bf16 0x%04x (%g); expected 0x%04x (%g)",
+                          Where(i), layer.ids[static_cast<size_t>(at / kRowValues)], at % kRowValues, value,
+                          kernels::F32FromBf16(value), want, kernels::F32FromBf16(want)));
     }
   }
   return absl::OkStatus();
@@ -298,9 +298,9 @@ absl::Status Probe::CompareHighway(size_t layer, const std::vector<Bf16>& kv, co
     const double h = std::fabs(highway_[i]);
     const double bound = kStepMask[static_cast<size_t>(t)] == 0 ? 0 : std::ldexp(h + value, -19);
     if (Agree(got[i], want[i], bound)) continue;
-    return absl::DataLossError(absl::StrFormat(
-        "%s, token %d of the step: highway value %d is %.9g; expected %.9g within %g", Where(layer), t,
-        static_cast<int64_t>(i) % shape_.highway_values(), got[i], want[i], bound));
+    return absl::DataLossError(
+        absl::StrFormat("%s, token %d of the step: highway value %d is %.9g; expected %.9g within %g", Where(layer), t,
+                        static_cast<int64_t>(i) % shape_.highway_values(), got[i], want[i], bound));
   }
   return absl::OkStatus();
 }

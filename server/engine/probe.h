@@ -1,8 +1,8 @@
 // The golden-row probe: does the engine still give what the model's file and the scalar reference say?
 //
 // A fixed sample of rows goes through the engine as clients' lookups do, as bytes and decoded, and is compared with the
-// scalar decoder on bytes read from the file, past the resident table. One step of a few tokens goes through as KV and as
-// HIGHWAY, and is compared with ReferenceKernels() on rows from the file, within docs/numerics.md.
+// scalar decoder on bytes read from the file, past the resident table. One step of a few tokens goes through as KV and
+// as HIGHWAY, and is compared with ReferenceKernels() on rows from the file, within docs/numerics.md.
 //
 // What is right is read and computed once, by Make() at load: a probe in service touches no file and notices memory
 // that went bad, weights included, and a mapped file that was written in place.
@@ -28,9 +28,9 @@ class Probe {
   // long that takes).
   static absl::StatusOr<std::unique_ptr<const Probe>> Make(std::shared_ptr<const EngramModel> model, int threads);
 
-  // Blocks until the engine has answered: not on its thread, nor on one that must not wait. Goes in as PREFILL, beside the
-  // budget, since it is a few tokens. DataLoss names the first layer and row, or token and value, that is wrong, what
-  // came back and what was expected; any other error is the engine's own.
+  // Blocks until the engine has answered: not on its thread, nor on one that must not wait. Goes in as PREFILL, beside
+  // the budget, since it is a few tokens. DataLoss names the first layer and row, or token and value, that is wrong,
+  // what came back and what was expected; any other error is the engine's own.
   absl::Status Run(Engine& engine) const;
 
   // Of the sample, over all layers.

@@ -90,8 +90,7 @@ class ProbeTest : public ::testing::TestWithParam<const char*> {
   }
 
   std::unique_ptr<Engine> EngineOn(const kernels::Kernels& kernels, int64_t batch) {
-    return std::make_unique<Engine>(model_,
-                                    std::make_unique<CpuBackend>(model_, kernels, CpuBackendOptions{2, batch}),
+    return std::make_unique<Engine>(model_, std::make_unique<CpuBackend>(model_, kernels, CpuBackendOptions{2, batch}),
                                     ShapeOf(*model_), EngineOptions{batch}, metrics_);
   }
 
@@ -133,9 +132,9 @@ TEST_P(ProbeTest, NamesTheRowOfTheResidentTableThatIsNotTheFiles) {
   const kernels::HashTables& tables = model_->hash_tables();
   for (size_t layer = 0; layer < model_->layers().size(); ++layer) {
     const size_t column = layer * static_cast<size_t>(tables.columns()) + 1;
-    for (const int64_t row : {int64_t{0}, tables.offsets[column] - 1, tables.offsets[column],
-                              tables.offsets[column] + tables.primes[column] - 1,
-                              model_->layers()[layer].table.rows - 1}) {
+    for (const int64_t row :
+         {int64_t{0}, tables.offsets[column] - 1, tables.offsets[column],
+          tables.offsets[column] + tables.primes[column] - 1, model_->layers()[layer].table.rows - 1}) {
       uint8_t& byte = model_->tables[layer][static_cast<size_t>(row * kernels::kQ2KBlockBytes + 17)];
       byte ^= 0x20;
       EXPECT_THAT(Found(), HasSubstr(absl::StrCat(GetParam(), ": probe: layer ", LayerId(layer), ", row ", row,
