@@ -20,6 +20,7 @@ namespace engram::e2e {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 
 const std::string kTiny = std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf";
@@ -77,13 +78,21 @@ TEST_F(IdentityTest, AMappedModelKnowsItsContentOnlyByItsSidecar) {
   EXPECT_THAT(cli.out, HasSubstr("content digest     " + hex)) << cli.err;
 }
 
+TEST_F(IdentityTest, TheNumericsIdNamesBackendAlgorithmsMachineAndLibraries) {
+  auto server = ServerProcess::Start(path_);
+  ASSERT_TRUE(server.ok()) << server.status();
+  Rpc rpc((*server)->unix_address());
+  EXPECT_THAT(rpc.Model().numerics_id(), MatchesRegex("cpu/k32-g8/[a-z0-9_+-]+/glibc-[0-9.]+"));
+}
+
 TEST_F(IdentityTest, AModelThatIsNotWhatItsSidecarSaysIsOneLineAndExitCode2) {
   ASSERT_EQ(RunToEnd({ENGRAM_MODEL, "digest", path_, "--write"}).exit_code, 0);
   std::ifstream in(path_ + ".digest");
   std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   text.replace(text.find("325a4dc7"), 8, "00000000");
   std::ofstream(path_ + ".digest") << text;
-  const Finished server = RunToEnd({ENGRAM_SERVER, "--model", path_, "--http-listen", "off", "--listen", "127.0.0.1:0"});
+  const Finished server =
+      RunToEnd({ENGRAM_SERVER, "--model", path_, "--http-listen", "off", "--listen", "127.0.0.1:0"});
   EXPECT_EQ(server.exit_code, 2);
   EXPECT_EQ(server.out, "");
   EXPECT_THAT(server.err, HasSubstr("engram-server: " + path_ + ": the tables read have content_digest 325a4dc7"));
