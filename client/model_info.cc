@@ -141,6 +141,7 @@ absl::StatusOr<ModelInfo> DecodeModelInfo(const v1::GetModelResponse& response) 
   }
   check.Digest("hash_digest", response.hash_digest());
   check.Digest("config_digest", response.config_digest());
+  if (!response.content_digest().empty()) check.Digest("content_digest", response.content_digest());
   check.True(response.server_epoch() != 0, "server_epoch is 0, expected a random number");
   check.InRange("limits.max_call_tokens", limits.max_call_tokens(), 1, kMaxInt32);
   // A protobuf message ends at 2^31 - 1 bytes, envelope included.
@@ -178,6 +179,7 @@ absl::StatusOr<ModelInfo> DecodeModelInfo(const v1::GetModelResponse& response) 
   }
   info.hash_digest = response.hash_digest();
   info.config_digest = response.config_digest();
+  info.content_digest = response.content_digest();
   info.numerics_id = response.numerics_id();
   info.server_epoch = response.server_epoch();
   info.backend = response.backend();

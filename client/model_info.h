@@ -78,8 +78,9 @@ struct ModelInfo {
   std::vector<Layer> layers;  // ascending by layer_id
   Limits limits;
   std::vector<FormCost> form_costs;
-  std::string hash_digest;    // 32 bytes
-  std::string config_digest;  // 32 bytes
+  std::string hash_digest;     // 32 bytes
+  std::string config_digest;   // 32 bytes
+  std::string content_digest;  // 32 bytes; empty: not known
   std::string numerics_id;
   uint64_t server_epoch = 0;
   std::string backend;

@@ -14,20 +14,24 @@
 namespace engram::client {
 
 struct RawCall {
-  const char* method = nullptr;  // "/engram.v1.EngramService/Apply"
+  const char* method = "";  // "/engram.v1.EngramService/Apply"; a literal
+  // Sent as it is with every attempt. Its slices may be read until shortly after the call has ended (by the loser of a
+  // hedge), so they must own their bytes.
   grpc::ByteBuffer request;
   absl::Time deadline = absl::InfiniteFuture();
-  int64_t weight_tokens = 0;       // of the load this puts on a replica
-  std::string replica;             // empty: any; else only this one
-  bool hedgeable = false;          // may be sent to two replicas
-  std::vector<std::string> avoid;  // replicas, where there are others
+  int64_t weight_tokens = 0;            // of the replica's load while it runs
+  std::string replica = {};             // this one only; empty: any
+  bool hedgeable = false;               // may run on two replicas at once
+  std::vector<std::string> avoid = {};  // rather not these, the last one least
 };
 
 struct RawReply {
+  // The server's, with its details (error_details.h); or UNAVAILABLE or DEADLINE_EXCEEDED that names the replica;
+  // CANCELLED when whoever carries calls has ended.
   absl::Status status;
-  grpc::ByteBuffer body;
-  std::string replica;  // that answered, or was asked last
-  int attempts = 0;
+  grpc::ByteBuffer body;  // where OK
+  std::string replica;    // that gave `status`; empty where nobody was asked
+  int attempts = 0;       // how often the request went out
 };
 
 // `done` is called exactly once, on any thread, perhaps before this returns. Thread-safe.

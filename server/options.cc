@@ -117,6 +117,10 @@ void Declare(CLI::App& app, ServerOptions& o) {
   Flag(app, "--drain-timeout-secs", o.drain_timeout_secs, "Then give calls in flight this long", life)
       ->check(CLI::Range(int64_t{0}, int64_t{86400}))
       ->type_name("SECONDS");
+  Flag(app, "--probe-interval-secs", o.probe_interval_secs,
+       "Read known rows and compute a known step through the engine this often; 0: only at load", life)
+      ->check(CLI::Range(int64_t{0}, int64_t{86400}))
+      ->type_name("SECONDS");
 }
 
 // What no single flag's check can see. Empty: all is well.

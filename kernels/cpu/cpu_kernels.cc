@@ -71,12 +71,11 @@ void ApplyGate(const GateWeights& weights, const GateCall& call, Workers& worker
                        [&](int64_t begin, int64_t end) { kLoops().gate(weights, call, begin, end); });
 }
 
-// "k32": kv is summed in 32 lanes over k (projection_order.h). The instruction set is not part of the name, because it
-// does not change a bit.
+// "k32": kv is summed in 32 lanes over k (projection_order.h); "g8": a gate's sums in 8 over dim (gate_loop.h). The
+// instruction set is not part of the name, because it does not change a bit.
 template <LoopsFn* kLoops>
 const Kernels& KernelsOf() {
-  static constexpr Kernels kernels = {"cpu-k32", &HashWindow, &GatherRows<kLoops>, &Project<kLoops>,
-                                      &ApplyGate<kLoops>};
+  static constexpr Kernels kernels = {"k32-g8", &HashWindow, &GatherRows<kLoops>, &Project<kLoops>, &ApplyGate<kLoops>};
   return kernels;
 }
 

@@ -67,6 +67,7 @@ struct Call {
   std::vector<uint8_t> token_mask;      // [T], 0 = masked; empty: all live
   OutputSlice slice;
   absl::Time deadline = absl::InfiniteFuture();
+  bool uncounted = false;  // the server's own, not a client's: no metric of tokens or stages tells of it
   // Names of the sessions it touches. A call never overtakes one that came before it and touches the same.
   std::vector<std::string> session_keys;
 

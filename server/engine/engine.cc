@@ -136,7 +136,7 @@ bool Engine::TakesTurn(Waiting& waiting) {
   }
   if (waiting.committed) return true;
   waiting.committed = true;
-  metrics_.StageTook(Stage::kQueue, absl::Now() - waiting.submitted);
+  if (!call.uncounted) metrics_.StageTook(Stage::kQueue, absl::Now() - waiting.submitted);
   if (const absl::Status status = call.commit(call); !status.ok()) {
     call.done(call, status);
     return false;
@@ -186,7 +186,8 @@ void Engine::RunBatch(const std::vector<Piece>& pieces) {
     FailBatch(pieces, times.status());
     return;
   }
-  Count(step, *times);
+  const auto uncounted = [](const Piece& piece) { return piece.call->uncounted; };
+  if (!std::all_of(pieces.begin(), pieces.end(), uncounted)) Count(step, *times);
 }
 
 // Tells the calls whose last piece this batch holds that `layer` is written.
@@ -226,6 +227,7 @@ void Engine::Count(const Step& step, const StepTimes& times) {
   for (const StepLayer& work : step.layers) {
     int64_t tokens = 0;
     for (const StepSlice& slice : work.slices) {
+      if (slice.uncounted) continue;
       metrics_.TokensDone(model_->layers()[static_cast<size_t>(work.layer)].layer_id, FormName(slice.form),
                           slice.tokens);
       tokens += slice.tokens;

@@ -71,6 +71,7 @@ class StepBuilder {
     slice.form = call.form;
     slice.highway_type = call.highway_type;
     slice.range = call.slice;
+    slice.uncounted = call.uncounted;
     slice.first = range.first_hashed;
     if (!call.row_ids.empty()) {
       slice.id_stride = static_cast<int64_t>(call.layers.size()) * shape_.columns;

@@ -34,6 +34,7 @@ struct StepSlice {
   Form form = Form::kHighway;
   kernels::HighwayType highway_type = kernels::HighwayType::kF32;
   OutputSlice range;
+  bool uncounted = false;  // as in Call
 
   // Rows come from `ids` (this layer's, id_stride apart), or where that is null from the step's hashed tokens, `first`
   // on; where `kv` is not null it is ready and rows are not needed for it.

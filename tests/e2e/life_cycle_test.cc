@@ -1,6 +1,5 @@
 // A server's life as an operator sees it: start, health, reflection, metrics, stop, and every way not to start.
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -100,27 +99,6 @@ TEST(LifeCycleTest, DrainingRepliesSaySoInATrailerAndHealthSaysNotServing) {
   for (int i = 0; i < 100 && trailer() == 0; ++i) ::usleep(10'000);
   EXPECT_EQ(trailer(), 1);
   EXPECT_EQ((*server)->Stop(0), 0);
-}
-
-// A call by its wire bytes, as a client without our (or gRPC's) generated code would make it.
-std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                    const std::string& request) {
-  grpc::GenericStub stub(channel);
-  grpc::ClientContext context;
-  grpc::CompletionQueue queue;
-  const grpc::Slice bytes(request);
-  auto call = stub.PrepareUnaryCall(&context, method, grpc::ByteBuffer(&bytes, 1), &queue);
-  grpc::ByteBuffer reply;
-  grpc::Status status;
-  call->StartCall();
-  call->Finish(&reply, &status, &status);
-  void* tag = nullptr;
-  bool ok = false;
-  queue.Next(&tag, &ok);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  grpc::Slice slice;
-  if (!reply.DumpToSingleSlice(&slice).ok()) return "";
-  return {reinterpret_cast<const char*>(slice.begin()), slice.size()};
 }
 
 TEST(LifeCycleTest, TheStandardHealthServiceSaysServing) {
