@@ -1,115 +1,18 @@
 #include "client/engram_client.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "client/error_details.h"
-#include "client/one_connection.h"
-#include "client/refusal.h"
+#include "client/raw_call.h"
 #include "client/step_flight.h"
 #include "engram/v1/engram.grpc.pb.h"
-#include "grpcpp/channel.h"
-#include "grpcpp/client_context.h"
-#include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
-#include "grpcpp/support/channel_arguments.h"
 #include "grpcpp/support/proto_buffer_reader.h"
 
 namespace engram::client {
 namespace {
-
-// A server allows one ping in 5 minutes without data and closes the connection over more (too_many_pings). 6 minutes
-// stays under it with any server's defaults, and pings go out only while a call is in flight.
-constexpr int kKeepaliveTimeMs = 6 * 60 * 1000;
-constexpr int kKeepaliveTimeoutMs = 20 * 1000;
-
-// gRPC waits 1 s before its second attempt and up to 2 min between later ones. A server that restarts is back sooner.
-constexpr int kFirstReconnectMs = 100;
-constexpr int kMaxReconnectMs = 5000;
-
-// An error lists up to 64 offenders of about 200 bytes, then base64 adds a third: 17 KiB, above gRPC's default of 8.
-constexpr int kMaxMetadataBytes = 64 << 10;
-
-absl::Status CheckTarget(const std::string& target) {
-  bool good = false;
-  if (absl::StartsWith(target, "unix:")) {
-    good = target.size() > 5;
-  } else {
-    const size_t colon = target.rfind(':');
-    int port = 0;
-    good = colon != std::string::npos && colon > 0 && absl::SimpleAtoi(target.substr(colon + 1), &port) && port > 0 &&
-           port <= 65535;
-  }
-  if (good) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("target is \"", target, "\", expected host:port or unix:/path"));
-}
-
-// 32 raw bytes of what was given; empty stays empty.
-absl::StatusOr<std::string> RawDigest(const std::string& digest) {
-  if (digest.empty() || digest.size() == 32) return digest;
-  const bool hex = digest.size() == 64 && std::all_of(digest.begin(), digest.end(), absl::ascii_isxdigit);
-  if (hex) return absl::HexStringToBytes(digest);
-  return absl::InvalidArgumentError(
-      absl::StrCat("hash_digest has ", digest.size(), " characters, expected 64 hex digits or 32 raw bytes"));
-}
-
-std::shared_ptr<grpc::Channel> OpenChannel(const std::string& target, int64_t message_bytes) {
-  grpc::ChannelArguments arguments;
-  const int limit = static_cast<int>(message_bytes + kMaxEnvelopeBytes);  // < 2^31: ModelInfo's bound
-  arguments.SetMaxReceiveMessageSize(limit);
-  arguments.SetMaxSendMessageSize(limit);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
-  arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
-}
-
-// GetModel until `deadline`. Waits for a server that is still starting; when there is none in time, says why.
-absl::StatusOr<ModelInfo> FetchModel(const std::string& target, absl::Time deadline, absl::Duration timeout) {
-  // GetModel's reply is small: nothing larger is believed before the model's own limits are known.
-  const std::shared_ptr<grpc::Channel> channel = OpenChannel(target, 0);
-  const std::unique_ptr<v1::EngramService::Stub> stub = v1::EngramService::NewStub(channel);
-  v1::GetModelResponse response;
-  const auto ask = [&](bool wait_for_ready, absl::Time until) {
-    grpc::ClientContext context;
-    context.set_wait_for_ready(wait_for_ready);
-    context.set_deadline(absl::ToChronoTime(until));
-    return stub->GetModel(&context, v1::GetModelRequest(), &response);
-  };
-  grpc::Status status = ask(true, deadline);
-  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-    if (channel->GetState(false) == GRPC_CHANNEL_READY) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(target, ": connected, but GetModel was not answered within ", absl::FormatDuration(timeout)));
-    }
-    // A call that does not wait fails with the reason of the last attempt to connect ("Connection refused").
-    const grpc::Status reason = ask(false, absl::Now() + absl::Milliseconds(200));
-    if (!reason.ok()) {
-      return absl::UnavailableError(
-          absl::StrCat(target, ": not reached within ", absl::FormatDuration(timeout), ": ", reason.error_message()));
-    }
-    status = reason;
-  }
-  if (!status.ok()) {
-    const absl::Status error = StatusFromGrpc(status);
-    return absl::Status(error.code(), absl::StrCat(target, ": GetModel: ", error.message()));
-  }
-  absl::StatusOr<ModelInfo> model = DecodeModelInfo(response);
-  if (!model.ok()) return absl::Status(model.status().code(), absl::StrCat(target, ": ", model.status().message()));
-  return model;
-}
 
 // A message of our own, not a call's.
 grpc::ByteBuffer BytesOf(const google::protobuf::Message& message) {
@@ -129,40 +32,29 @@ absl::StatusOr<Response> MessageOf(grpc::ByteBuffer body, const char* method) {
 
 }  // namespace
 
-Client::Client(ModelInfo model, const PlanLimits& limits, Sender sender)
-    : model_(std::move(model)), limits_(limits), sender_(std::move(sender)) {}
+Client::Client(std::unique_ptr<ReplicaSet> replicas, const ClientOptions& options)
+    : stripe_bytes_(options.stripe_bytes),
+      carrier_{[set = replicas.get(), retry = options.retry](RawCall call, absl::AnyInvocable<void(RawReply)> done) {
+                 StartRawCall(*set, retry, std::move(call), std::move(done));
+               },
+               [set = replicas.get()](const std::string& replica, uint64_t server_epoch) {
+                 return set->KnowsEpoch(replica, server_epoch);
+               }},
+      replicas_(std::move(replicas)) {}
+
+Client::~Client() = default;
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& options) {
-  if (absl::Status status = CheckTarget(options.target); !status.ok()) return status;
-  if (options.max_message_bytes < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("max_message_bytes is ", options.max_message_bytes, ", expected at least 1"));
-  }
   if (options.stripe_bytes < 0) {
     return absl::InvalidArgumentError(absl::StrCat("stripe_bytes is ", options.stripe_bytes, ", expected at least 0"));
   }
-  absl::StatusOr<std::string> hash_digest = RawDigest(options.hash_digest);
-  if (!hash_digest.ok()) return hash_digest.status();
-
-  const absl::Time deadline = absl::Now() + options.connect_timeout;
-  absl::StatusOr<ModelInfo> model = FetchModel(options.target, deadline, options.connect_timeout);
-  if (!model.ok()) return model.status();
-  if (!hash_digest->empty() && *hash_digest != model->hash_digest) {
-    const std::string served = absl::BytesToHexString(model->hash_digest);
-    const std::string expected = absl::BytesToHexString(*hash_digest);
-    return Refuse(Reason::kDigestMismatch, "hash_digest", served, expected,
-                  absl::StrCat(options.target, " has hash_digest ", served, ", expected ", expected,
-                               ": it serves another model, or the token map differs"));
+  if (options.retry.attempts < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("retry.attempts is ", options.retry.attempts, ", expected at least 1"));
   }
-  // The limits of a channel are fixed when it is made, so the one that asked for them cannot be kept.
-  const int64_t max_message_bytes = std::min(model->limits.max_message_bytes, options.max_message_bytes);
-  const std::shared_ptr<grpc::Channel> channel = OpenChannel(options.target, max_message_bytes);
-  if (!channel->WaitForConnected(absl::ToChronoTime(deadline))) {
-    return absl::UnavailableError(absl::StrCat(options.target, ": answered GetModel, but a second connection was not ",
-                                               "made within ", absl::FormatDuration(options.connect_timeout)));
-  }
-  const PlanLimits limits{max_message_bytes, options.stripe_bytes};
-  return std::unique_ptr<Client>(new Client(*std::move(model), limits, SendOver(channel, options.target)));
+  absl::StatusOr<std::unique_ptr<ReplicaSet>> replicas = ReplicaSet::Connect(options.replicas);
+  if (!replicas.ok()) return replicas.status();
+  return std::unique_ptr<Client>(new Client(*std::move(replicas), options));
 }
 
 absl::StatusOr<std::shared_ptr<StepFlight>> Client::Board(absl::StatusOr<CheckedCall> checked) {
@@ -176,9 +68,10 @@ absl::StatusOr<std::shared_ptr<StepFlight>> Client::Board(absl::StatusOr<Checked
       sequence.home = homes_.Find(sequence.session);
     }
   }
-  absl::StatusOr<CallPlan> plan = PlanCall(model_, limits_, *checked);
+  const PlanLimits limits{replicas_->max_message_bytes(), stripe_bytes_};
+  absl::StatusOr<CallPlan> plan = PlanCall(model(), limits, *checked);
   if (!plan.ok()) return plan.status();
-  return std::make_shared<StepFlight>(model_, sender_, &homes_, *std::move(checked), *std::move(plan));
+  return std::make_shared<StepFlight>(model(), carrier_, &homes_, *std::move(checked), *std::move(plan));
 }
 
 absl::StatusOr<std::shared_ptr<StepFlight>> Client::Fly(absl::StatusOr<CheckedCall> checked, CallReport* report) {
@@ -208,35 +101,35 @@ void Client::FlyAsync(absl::StatusOr<CheckedCall> checked,
 }
 
 absl::Status Client::Apply(const ApplyCall& call, CallReport* report) {
-  return Fly(CheckApply(model_, call), report).status();
+  return Fly(CheckApply(model(), call), report).status();
 }
 
 absl::StatusOr<Prepared> Client::Prepare(const PrepareCall& call, CallReport* report) {
-  absl::StatusOr<std::shared_ptr<StepFlight>> flight = Fly(CheckPrepare(model_, call), report);
+  absl::StatusOr<std::shared_ptr<StepFlight>> flight = Fly(CheckPrepare(model(), call), report);
   if (!flight.ok()) return flight.status();
   return (*flight)->TakePrepared();
 }
 
 absl::Status Client::Lookup(const LookupCall& call, CallReport* report) {
-  return Fly(CheckLookup(model_, call), report).status();
+  return Fly(CheckLookup(model(), call), report).status();
 }
 
 void Client::ApplyAsync(const ApplyCall& call, absl::AnyInvocable<void(absl::Status, CallReport)> done) {
-  FlyAsync(CheckApply(model_, call), [done = std::move(done)](const auto& flight, CallReport report) mutable {
+  FlyAsync(CheckApply(model(), call), [done = std::move(done)](const auto& flight, CallReport report) mutable {
     done(flight.status(), std::move(report));
   });
 }
 
 void Client::PrepareAsync(const PrepareCall& call,
                           absl::AnyInvocable<void(absl::StatusOr<engram::client::Prepared>, CallReport)> done) {
-  FlyAsync(CheckPrepare(model_, call), [done = std::move(done)](const auto& flight, CallReport report) mutable {
+  FlyAsync(CheckPrepare(model(), call), [done = std::move(done)](const auto& flight, CallReport report) mutable {
     if (!flight.ok()) return done(flight.status(), std::move(report));
     done((*flight)->TakePrepared(), std::move(report));
   });
 }
 
 void Client::LookupAsync(const LookupCall& call, absl::AnyInvocable<void(absl::Status, CallReport)> done) {
-  FlyAsync(CheckLookup(model_, call), [done = std::move(done)](const auto& flight, CallReport report) mutable {
+  FlyAsync(CheckLookup(model(), call), [done = std::move(done)](const auto& flight, CallReport report) mutable {
     done(flight.status(), std::move(report));
   });
 }
@@ -281,7 +174,7 @@ absl::StatusOr<Response> Client::Call(const char* method, const Request& request
     RawReply reply;
   };
   auto answer = std::make_shared<Answer>();
-  sender_(std::move(raw), [answer](RawReply reply) {
+  carrier_.send(std::move(raw), [answer](RawReply reply) {
     answer->reply = std::move(reply);
     answer->there.Notify();
   });

@@ -37,4 +37,14 @@ struct RawReply {
 // `done` is called exactly once, on any thread, perhaps before this returns. Thread-safe.
 using Sender = std::function<void(RawCall call, absl::AnyInvocable<void(RawReply)> done)>;
 
+// Whether a reply with this server_epoch comes from the start of `replica` that was asked for its model. One that has
+// restarted since may compute other bits. Thread-safe.
+using EpochCheck = std::function<bool(const std::string& replica, uint64_t server_epoch)>;
+
+// Whatever carries calls to servers.
+struct Carrier {
+  Sender send;
+  EpochCheck knows_epoch;
+};
+
 }  // namespace engram::client

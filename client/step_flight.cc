@@ -37,10 +37,10 @@ absl::Status WithMessage(const absl::Status& status, absl::string_view message) 
 
 }  // namespace
 
-StepFlight::StepFlight(const ModelInfo& model, const Sender& sender, SessionHomes* homes, CheckedCall call,
+StepFlight::StepFlight(const ModelInfo& model, const Carrier& carrier, SessionHomes* homes, CheckedCall call,
                        CallPlan plan)
     : model_(model),
-      sender_(sender),
+      carrier_(carrier),
       homes_(homes),
       call_(std::move(call)),
       plan_(std::move(plan)),
@@ -112,8 +112,8 @@ void StepFlight::Send(size_t index) {
     if (over_) return;
     by_ids = trips_[index].by_ids;
   }
-  sender_(RawCallOf(index, by_ids),
-          [self = shared_from_this(), index](RawReply raw) { self->Answered(index, std::move(raw)); });
+  carrier_.send(RawCallOf(index, by_ids),
+                [self = shared_from_this(), index](RawReply raw) { self->Answered(index, std::move(raw)); });
 }
 
 // A call that nobody answered says whom it asked and how long; a part says which it is.
@@ -160,6 +160,14 @@ bool StepFlight::SendAgain(size_t index, const absl::Status& status) {
   return true;
 }
 
+// The same call again, to a server that has been asked who it is. A server that is another one with every reply ends
+// it.
+bool StepFlight::Restarted(size_t index) {
+  constexpr int kMostRestarts = 3;
+  absl::MutexLock lock(&mutex_);
+  return !over_ && ++trips_[index].restarts <= kMostRestarts;
+}
+
 void StepFlight::KeepHomes(const Part& part, const std::string& replica) {
   for (const Piece& piece : part.pieces) {
     const std::string& session = call_.sequences[piece.sequence].session;
@@ -175,6 +183,11 @@ void StepFlight::Answered(size_t index, RawReply raw) {
     absl::StatusOr<Reply> parsed = Reply::Parse(call_.method, part, std::move(raw.body));
     status = parsed.ok() ? CheckReply(call_, part, *parsed) : parsed.status();
     if (status.ok()) reply = *std::move(parsed);
+  }
+  if (status.ok() && !carrier_.knows_epoch(raw.replica, reply->server_epoch())) {
+    status = absl::UnavailableError(absl::StrCat(raw.replica, " has restarted: its numerics_id is not known"));
+    reply.reset();
+    if (Restarted(index)) return Send(index);
   }
   {
     absl::MutexLock lock(&mutex_);

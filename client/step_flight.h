@@ -1,10 +1,10 @@
 // One call under way: its parts are sent, together or in order, until every one has answered or the call has failed;
 // then everything is written at once.
 //
-//   auto flight = std::make_shared<StepFlight>(model, sender, &homes, checked, plan);
+//   auto flight = std::make_shared<StepFlight>(model, carrier, &homes, checked, plan);
 //   flight->Start([flight] { status = flight->Finish(&report); });
 //
-// Owns nothing of the caller's. `model`, `sender` and `homes` outlive it; answers that come after it is over are
+// Owns nothing of the caller's. `model`, `carrier` and `homes` outlive it; answers that come after it is over are
 // dropped. Start and Finish are called once each; `over` runs on the thread of the last answer, or on Start's.
 #pragma once
 
@@ -30,7 +30,7 @@ namespace engram::client {
 
 class StepFlight : public std::enable_shared_from_this<StepFlight> {
  public:
-  StepFlight(const ModelInfo& model, const Sender& sender, SessionHomes* homes, CheckedCall call, CallPlan plan);
+  StepFlight(const ModelInfo& model, const Carrier& carrier, SessionHomes* homes, CheckedCall call, CallPlan plan);
 
   void Start(absl::AnyInvocable<void()> over);
 
@@ -45,7 +45,8 @@ class StepFlight : public std::enable_shared_from_this<StepFlight> {
   struct Trip {
     bool by_ids = false;  // its ticket is not good any more
     int attempts = 0;
-    int rounds = 0;  // begun by kRetry
+    int rounds = 0;    // begun by kRetry
+    int restarts = 0;  // of servers, found by their replies
     bool ended = false;
     absl::Status status;
     std::optional<Reply> reply;
@@ -61,6 +62,8 @@ class StepFlight : public std::enable_shared_from_this<StepFlight> {
 
   // Whether the trip goes on after `status`: at once by ids, or after a pause.
   bool SendAgain(size_t index, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Counts a reply of a server that was not the one asked; false: no more of them.
+  bool Restarted(size_t index) ABSL_LOCKS_EXCLUDED(mutex_);
   void KeepHomes(const Part& part, const std::string& replica);
   absl::Status Named(const absl::Status& status, size_t index, const std::string& replica) const;
   // The first part to start now, if any; called with one slot free.
@@ -72,7 +75,7 @@ class StepFlight : public std::enable_shared_from_this<StepFlight> {
   void ReportSkip(size_t index, CallReport& report) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ModelInfo& model_;
-  const Sender& sender_;
+  const Carrier& carrier_;
   SessionHomes* const homes_;
   const CheckedCall call_;
   const CallPlan plan_;

@@ -109,8 +109,8 @@ class ClientCallsTest : public testing::Test {
 
   static std::unique_ptr<Client> Connect(const std::string& target, int64_t stripe_bytes = 0,
                                          int64_t max_message_bytes = 64 << 20) {
-    auto client =
-        Client::Connect({.target = target, .max_message_bytes = max_message_bytes, .stripe_bytes = stripe_bytes});
+    auto client = Client::Connect(
+        {.replicas = {.targets = {target}, .max_message_bytes = max_message_bytes}, .stripe_bytes = stripe_bytes});
     EXPECT_TRUE(client.ok()) << client.status();
     return client.ok() ? *std::move(client) : nullptr;
   }

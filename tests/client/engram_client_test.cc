@@ -25,7 +25,8 @@ using testing::SizeIs;
 class ClientTest : public testing::Test {
  protected:
   absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& digest = "") {
-    return Client::Connect({.target = server_.target(), .connect_timeout = absl::Seconds(10), .hash_digest = digest});
+    return Client::Connect(
+        {.replicas = {.targets = {server_.target()}, .connect_timeout = absl::Seconds(10), .hash_digest = digest}});
   }
 
   std::unique_ptr<Client> ConnectOrDie() {
@@ -263,7 +264,8 @@ TEST_F(ClientTest, AModelThatCannotBeIsRefusedAtConnect) {
 
 TEST_F(ClientTest, NobodyThereIsOneErrorThatNamesTargetAndCause) {
   const absl::Status status =
-      Client::Connect({.target = server_.target(), .connect_timeout = absl::Milliseconds(300)}).status();
+      Client::Connect({.replicas = {.targets = {server_.target()}, .connect_timeout = absl::Milliseconds(300)}})
+          .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr(server_.target()));
   EXPECT_THAT(std::string(status.message()), HasSubstr("No such file"));
@@ -285,14 +287,16 @@ TEST_F(ClientTest, AServerThatAcceptsAndSaysNothingIsToldApart) {
   };
   server_.Start();
   const absl::Status status =
-      Client::Connect({.target = server_.target(), .connect_timeout = absl::Milliseconds(300)}).status();
+      Client::Connect({.replicas = {.targets = {server_.target()}, .connect_timeout = absl::Milliseconds(300)}})
+          .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(status.message()), HasSubstr("GetModel was not answered"));
 }
 
 TEST(ClientTarget, RefusesWhatIsNoAddress) {
   for (const char* target : {"", "localhost", "localhost:", "localhost:99999", "unix:", ":8001"}) {
-    EXPECT_EQ(Client::Connect({.target = target}).status().code(), absl::StatusCode::kInvalidArgument) << target;
+    EXPECT_EQ(Client::Connect({.replicas = {.targets = {target}}}).status().code(), absl::StatusCode::kInvalidArgument)
+        << target;
   }
 }
 

@@ -67,7 +67,7 @@ absl::Status Busy(absl::Duration delay) {
 class StepFlightTest : public testing::Test {
  protected:
   StepFlightTest() {
-    sender_ = [this](RawCall raw, absl::AnyInvocable<void(RawReply)> done) {
+    carrier_.send = [this](RawCall raw, absl::AnyInvocable<void(RawReply)> done) {
       Sent sent;
       EXPECT_TRUE(sent.request.ParseFromString(Flat(raw.request)));
       sent.replica = raw.replica;
@@ -80,6 +80,7 @@ class StepFlightTest : public testing::Test {
         std::exchange(sent_[index].done, nullptr)(std::move(reply));
       }
     };
+    carrier_.knows_epoch = [this](const std::string&, uint64_t) { return unknown_ <= 0 || --unknown_ < 0; };
     call_.sequences = {{.history = &history_, .token_ids = ids_}};
     call_.layers = {{.layer_id = 1, .highway = highway_, .out = absl::MakeSpan(out_)}};
   }
@@ -88,7 +89,7 @@ class StepFlightTest : public testing::Test {
     const CheckedCall checked = CheckApply(model_, call_).value();
     const CallPlan plan =
         PlanCall(model_, {.max_message_bytes = max_message_bytes, .stripe_bytes = 0}, checked).value();
-    return std::make_shared<StepFlight>(model_, sender_, &homes_, checked, plan);
+    return std::make_shared<StepFlight>(model_, carrier_, &homes_, checked, plan);
   }
 
   absl::Status Fly(int64_t max_message_bytes = 64 << 20) {
@@ -115,8 +116,26 @@ class StepFlightTest : public testing::Test {
   SessionHomes homes_;
   std::vector<Sent> sent_;                  // one thread at a time: the test's, or an alarm's while the test waits
   std::function<RawReply(size_t)> answer_;  // at once; null: the test answers
-  Sender sender_;
+  Carrier carrier_;
+  int unknown_ = 0;  // replies whose server has restarted
 };
+
+TEST_F(StepFlightTest, AReplyOfAServerThatHasRestartedIsAskedForAgain) {
+  answer_ = [this](size_t index) { return GoodReply(sent_[index].request, "r"); };
+  unknown_ = 2;
+  EXPECT_TRUE(Fly().ok());
+  EXPECT_EQ(sent_.size(), 3u);
+  EXPECT_EQ(history_.length(), 40);
+}
+
+TEST_F(StepFlightTest, AServerThatIsAnotherOneWithEveryReplyIsAnError) {
+  answer_ = [this](size_t index) { return GoodReply(sent_[index].request, "r"); };
+  unknown_ = 100;
+  const absl::Status status = Fly();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_EQ(sent_.size(), 4u);
+  EXPECT_EQ(history_.length(), 0);
+}
 
 TEST_F(StepFlightTest, APassingFailureIsRepeatedUntilItPasses) {
   call_.on_failure = OnFailure::kRetry;
