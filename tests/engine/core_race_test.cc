@@ -33,6 +33,7 @@ namespace {
 
 constexpr char kPrincipal[] = "p";
 constexpr int kLayer = 1;
+constexpr uint64_t kStream = 3;
 
 // A call and all that became of it.
 struct Job {
@@ -105,7 +106,7 @@ class CoreRaceTest : public ::testing::Test {
     call->session_keys = {SessionTable::KeyOf(kPrincipal, session)};
     call->commit = [this, job, session, start, prepare](Call& c) {
       if (prepare) {
-        absl::StatusOr<std::string> ticket = tickets_.Reserve(kPrincipal, 1000, 0);
+        absl::StatusOr<std::string> ticket = tickets_.Reserve(kPrincipal, 1000, start % 2 == 0 ? kStream : 0);
         if (!ticket.ok()) return ticket.status();
         job->ticket = *std::move(ticket);
       }
@@ -132,8 +133,17 @@ class CoreRaceTest : public ::testing::Test {
     return job;
   }
 
+  // As the decoder does, it looks at the ticket on the caller's thread first; the commit asks again.
   std::shared_ptr<Job> Use(const std::shared_ptr<Job>& prepare) {
     auto job = std::make_shared<Job>();
+    job->uses = true;
+    const absl::StatusOr<std::shared_ptr<const Prepared>> seen = tickets_.Get(kPrincipal, prepare->ticket);
+    if (!seen.ok()) {
+      job->status = seen.status();
+      job->over.Notify();
+      return job;
+    }
+    EXPECT_EQ((*seen)->tokens, static_cast<int64_t>(prepare->ids.size()));
     job->ids = prepare->ids;
     job->windows = prepare->windows;
     std::unique_ptr<Call> call = NewCall(job, Form::kKv, Priority::kDecode);
@@ -315,8 +325,12 @@ TEST_F(CoreRaceTest, ATicketAnswersWithTheIdsItWasPreparedWithOrNotAtAll) {
             ticket = prepared[prepared.size() - 1 - random() % std::min<size_t>(3, prepared.size())];
           }
           mine.push_back(Use(ticket));
-          mine.back()->uses = true;
           if (random() % 2 == 0) mine.back()->over.Await();
+          // What handler threads and a scrape of metrics do meanwhile.
+          if (random() % 16 == 0) tickets_.Release(kPrincipal, ticket->ticket);
+          if (random() % 32 == 0) tickets_.EndStream(kStream);
+          tickets_.stats();
+          sessions_.stats();
         }
       }
     }
