@@ -129,8 +129,15 @@ absl::StatusOr<Response> MessageOf(grpc::ByteBuffer body, const char* method) {
 
 }  // namespace
 
-Client::Client(ModelInfo model, const PlanLimits& limits, Sender sender)
-    : model_(std::move(model)), limits_(limits), sender_(std::move(sender)) {}
+Client::Client(ModelInfo model, const PlanLimits& limits, std::unique_ptr<OneConnection> connection)
+    : model_(std::move(model)),
+      limits_(limits),
+      sender_([connection = connection.get()](RawCall raw, absl::AnyInvocable<void(RawReply)> done) {
+        connection->Send(std::move(raw), std::move(done));
+      }),
+      connection_(std::move(connection)) {}
+
+Client::~Client() = default;
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& options) {
   if (absl::Status status = CheckTarget(options.target); !status.ok()) return status;
@@ -162,7 +169,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
                                                "made within ", absl::FormatDuration(options.connect_timeout)));
   }
   const PlanLimits limits{max_message_bytes, options.stripe_bytes};
-  return std::unique_ptr<Client>(new Client(*std::move(model), limits, SendOver(channel, options.target)));
+  return std::unique_ptr<Client>(
+      new Client(*std::move(model), limits, std::make_unique<OneConnection>(channel, options.target)));
 }
 
 absl::StatusOr<std::shared_ptr<StepFlight>> Client::Board(absl::StatusOr<CheckedCall> checked) {

@@ -34,6 +34,7 @@
 
 namespace engram::client {
 
+class OneConnection;
 class StepFlight;
 
 struct ClientOptions {
@@ -63,6 +64,8 @@ class Client {
   // DIGEST_MISMATCH names both digests.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const ClientOptions& options);
 
+  // Its calls are over by then; not on the thread of an asynchronous call's `done`.
+  ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
@@ -95,7 +98,7 @@ class Client {
                                         absl::Duration timeout = absl::Seconds(30));
 
  private:
-  Client(ModelInfo model, const PlanLimits& limits, Sender sender);
+  Client(ModelInfo model, const PlanLimits& limits, std::unique_ptr<OneConnection> connection);
 
   template <typename Request, typename Response>
   absl::StatusOr<Response> Call(const char* method, const Request& request, const std::string& replica,
@@ -109,6 +112,7 @@ class Client {
   const PlanLimits limits_;
   const Sender sender_;
   SessionHomes homes_;
+  const std::unique_ptr<OneConnection> connection_;  // ends first: late answers find the rest
 };
 
 }  // namespace engram::client
