@@ -3,12 +3,15 @@
 
 #include <atomic>
 #include <cstdint>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "client/engram_client.h"
 #include "client/error_details.h"
@@ -25,7 +28,6 @@ using e2e::HighwayOf;
 using e2e::ServerProcess;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 const std::string kTiny = std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf";
 constexpr int64_t kDim = 64;
@@ -119,14 +121,14 @@ class ClientCallsTest : public testing::Test {
 
   // An Apply of both layers that must succeed.
   static Tensors Apply(Client& client, Form form, std::vector<SequenceRun> sequences, int64_t tokens,
-                       HighwayDtype dtype = HighwayDtype::kF32) {
+                       HighwayDtype dtype = HighwayDtype::kF32, CallReport* report = nullptr) {
     Tensors tensors(tokens, dtype);
     ApplyCall call;
     call.sequences = std::move(sequences);
     call.form = form;
     call.dtype = dtype;
     call.layers = tensors.Layers(form);
-    const absl::Status status = client.Apply(call);
+    const absl::Status status = client.Apply(call, report);
     EXPECT_TRUE(status.ok()) << status;
     return tensors;
   }
@@ -273,7 +275,9 @@ TEST_F(ClientCallsTest, ACallThatIsCutIsTheSameBits) {
       const std::vector<SequenceRun> runs = {{.history = &history, .token_ids = a, .token_mask = mask},
                                              {.history = &in_session, .token_ids = b, .session = "both"},
                                              {.start_pos = 70, .token_ids = c, .lookback = lookback}};
-      const Tensors got = Apply(*client, form, runs, 35);
+      CallReport report;
+      const Tensors got = Apply(*client, form, runs, 35, HighwayDtype::kF32, &report);
+      EXPECT_EQ(report.parts > 1, client != whole.get() && client != striped.get()) << FormName(form);
       EXPECT_EQ(history.length(), 21);
       EXPECT_EQ(in_session.length(), 1);
       if (expected.empty()) expected = got.All();
@@ -467,6 +471,46 @@ TEST_F(ClientCallsTest, EightThreadsShareAClient) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(ClientCallsTest, TheToolWritesWhatTheLibraryReads) {
+  const auto client = Connect(*server_);
+  const std::vector<int32_t> ids = {17, 4, 99};
+  const e2e::TempDir dir;
+  const auto run = [&](const std::string& command, const std::string& form) {
+    const std::string path = absl::StrCat(dir.path(), "/", form);
+    const e2e::Finished done = e2e::RunToEnd({ENGRAM_CLI, command, "--target", server_->unix_address(), "--tokens",
+                                              "17,4,99", "--layer", "14", "--form", form, "--out", path});
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    EXPECT_THAT(done.out, HasSubstr("layer 14"));
+    std::ifstream file(path, std::ios::binary);
+    return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  };
+  std::string native(3 * kColumns * 84, ' '), decoded(3 * kColumns * 512, ' ');
+  LookupCall lookup;
+  lookup.sequences = {{.token_ids = ids}};
+  lookup.layers = {{.layer_id = 14, .out = absl::MakeSpan(native)}};
+  ASSERT_TRUE(client->Lookup(lookup).ok());
+  EXPECT_EQ(run("lookup", "rows-native"), native);
+  lookup.form = Form::kRowsBf16;
+  lookup.layers[0].out = absl::MakeSpan(decoded);
+  ASSERT_TRUE(client->Lookup(lookup).ok());
+  EXPECT_EQ(run("lookup", "rows-bf16"), decoded);
+  EXPECT_EQ(run("lookup", "kv"), run("apply", "kv"));
+
+  // A highway of zeros: gates, and then the value.
+  Tensors zeros(3, HighwayDtype::kF32);
+  zeros.highway[1].assign(zeros.highway[1].size(), '\0');
+  ApplyCall call;
+  call.sequences = lookup.sequences;
+  call.form = Form::kUpdate;
+  call.layers = {zeros.Layers(Form::kUpdate)[1]};
+  ASSERT_TRUE(client->Apply(call).ok());
+  const std::string update = run("apply", "update");
+  EXPECT_EQ(update.substr(0, 48), std::string(reinterpret_cast<const char*>(zeros.gates[1].data()), 48));
+  EXPECT_EQ(update.substr(48), std::string(reinterpret_cast<const char*>(zeros.value[1].data()), 3 * kDim * 2));
+  EXPECT_EQ(run("apply", "gate"), update.substr(0, 48));
+  EXPECT_EQ(run("apply", "auto"), run("apply", "highway"));
 }
 
 }  // namespace

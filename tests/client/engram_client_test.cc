@@ -240,6 +240,17 @@ TEST_F(ClientTest, ManyThreadsShareAClient) {
   EXPECT_EQ(good, 160);
 }
 
+// A channel whose last holder was a callback ended on gRPC's own thread, which then waited for itself and aborted.
+TEST_F(ClientTest, AClientMayEndRightBehindItsLastCall) {
+  server_.apply = [](auto&, auto&, auto*) { return grpc::Status(grpc::StatusCode::UNAVAILABLE, "gone"); };
+  server_.Start();
+  for (int i = 0; i < 50; ++i) {
+    auto client = Connect();
+    ASSERT_TRUE(client.ok()) << client.status();
+    EXPECT_EQ((*client)->Apply(InPlaceCall(0)).code(), absl::StatusCode::kUnavailable);
+  }
+}
+
 TEST_F(ClientTest, ADigestThatDiffersNamesBoth) {
   server_.Start();
   const std::string mine(64, 'a');

@@ -75,7 +75,7 @@ class ReplyReaderTest : public testing::Test {
 
 TEST_F(ReplyReaderTest, PayloadsLandHoweverTheMessageWasSliced) {
   for (const size_t slice : {1, 2, 5, 31, 64, 1000}) {
-    out_[0] = out_[1] = std::string(96, 'o');
+    for (std::string& out : out_) out.assign(96, 'o');  // where they lie: the call points there
     ASSERT_TRUE(Land(good_.SerializeAsString(), slice).ok());
     EXPECT_EQ(out_[0], good_.layers(0).highway());
     EXPECT_EQ(out_[1], good_.layers(1).highway());
@@ -146,7 +146,7 @@ TEST_F(ReplyReaderTest, ServedTokensOfAPartialCallFindTheirPlaces) {
   ASSERT_TRUE(Land(reply.SerializeAsString()).ok());
   EXPECT_EQ(out_[0], std::string(32, 'o') + good_.layers(0).highway().substr(0, 64));
   refused.set_code(0);
-  out_[0] = out_[1] = std::string(96, 'o');
+  for (std::string& out : out_) out.assign(96, 'o');  // where they lie: the call points there
   ExpectFault(reply.SerializeAsString(), "sequences[0].refused has code 0");
 }
 

@@ -23,9 +23,7 @@
 namespace engram::client {
 namespace {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::IsEmpty;
 using testing::SizeIs;
 
 std::string Flat(const grpc::ByteBuffer& buffer) {
