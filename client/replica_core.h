@@ -1,7 +1,8 @@
 // What a ReplicaSet is made of: the table of replicas under one lock, a thread that asks those that are due, and one
 // that looks names up. Shared by the set, its leases, and every callback under way.
 //
-// No gRPC function is called under the lock. replica_core.cc has the table, replica_asking.cc and replica_names.cc the rest.
+// No gRPC function is called under the lock. replica_core.cc has the table, replica_asking.cc and replica_names.cc the
+// rest.
 #pragma once
 
 #include <cstdint>
