@@ -1,7 +1,8 @@
 // What a ReplicaSet is made of: the table of replicas under one lock, a thread that asks those that are due, and one
 // that looks names up. Shared by the set, its leases, and every callback under way.
 //
-// No gRPC function is called under the lock.
+// No gRPC function is called under the lock. replica_core.cc has the table, replica_asking.cc and replica_names.cc the
+// rest.
 #pragma once
 
 #include <cstdint>
@@ -99,6 +100,9 @@ class ReplicaSet::Core : public std::enable_shared_from_this<ReplicaSet::Core> {
   void Answer(const std::shared_ptr<Replica>& replica, ModelAnswer answer);
   Finding Judge(const Replica& replica, ModelAnswer& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time AskDeadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Of the replica in `avoid`: 0 where it is not there, else its place, from 1. The later it stands, the less welcome.
+  static size_t RankOf(const std::string& name, const std::vector<std::string>& avoid);
 
   bool Hopeless() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WhyNone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -424,6 +424,7 @@ TEST_F(RawCallTest, ManyThreadsNeverMissAReplicaThatDiesAndReturns) {
   std::mutex mutex;
   std::map<std::string, int> bad;
   std::vector<std::thread> threads;
+  threads.reserve(16);
   for (int t = 0; t < 16; ++t) {
     threads.emplace_back([&, t] {
       while (!stop) {

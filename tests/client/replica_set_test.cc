@@ -160,6 +160,7 @@ TEST_F(ReplicaSetTest, TheFewestTokensInFlightAreChosenAndTiesGoRound) {
   auto set = ConnectToBoth();
   ASSERT_NE(set, nullptr);
   std::vector<std::string> names;
+  names.reserve(4);
   for (int i = 0; i < 4; ++i) names.push_back(set->Choose({.weight_tokens = 1})->replica());
   EXPECT_THAT(names, testing::AnyOf(ElementsAre(a_.target(), b_.target(), a_.target(), b_.target()),
                                     ElementsAre(b_.target(), a_.target(), b_.target(), a_.target())));
