@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kMaxInt32 = 0x7fffffff;
 
-// Bounds of what is believed. The widest product is tokens * (hc + 1) * dim * 4 <= 2^31 * 9 * 2^20 * 4 < 2^57.
+// Bounds of what is believed. The widest product is the native rows of a call: 2^24 tokens (checked_call.h) of
+// 7 * 2^16 columns of 2^20 bytes, below 2^63.
 constexpr int64_t kMaxDim = int64_t{1} << 20;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kDigestBytes = 32;
@@ -42,19 +43,72 @@ class FieldCheck {
   absl::Status status_;
 };
 
+constexpr Form kWireForms[] = {Form::kHighway,  Form::kKv,     Form::kRowsNative,
+                               Form::kRowsBf16, Form::kUpdate, Form::kGate};
+
+// Null where this client does not know it: a newer server may offer more.
+const Form* FormOf(v1::Form wire) {
+  for (const Form& form : kWireForms) {
+    if (WireForm(form) == wire) return &form;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 int64_t BytesOf(HighwayDtype dtype) { return dtype == HighwayDtype::kBf16 ? 2 : 4; }
 
-absl::string_view FormName(Form form) { return form == Form::kKv ? "kv" : "highway"; }
+absl::string_view FormName(Form form) {
+  switch (form) {
+    case Form::kHighway:
+      return "highway";
+    case Form::kKv:
+      return "kv";
+    case Form::kRowsNative:
+      return "rows-native";
+    case Form::kRowsBf16:
+      return "rows-bf16";
+    case Form::kUpdate:
+      return "update";
+    case Form::kGate:
+      return "gate";
+    case Form::kAuto:
+      return "auto";
+  }
+  return "";
+}
+
+v1::Form WireForm(Form form) {
+  switch (form) {
+    case Form::kHighway:
+      return v1::FORM_HIGHWAY;
+    case Form::kKv:
+      return v1::FORM_KV;
+    case Form::kRowsNative:
+      return v1::FORM_ROWS_NATIVE;
+    case Form::kRowsBf16:
+      return v1::FORM_ROWS_BF16;
+    case Form::kUpdate:
+      return v1::FORM_UPDATE;
+    case Form::kGate:
+      return v1::FORM_GATE;
+    case Form::kAuto:
+      break;
+  }
+  return v1::FORM_UNSPECIFIED;
+}
+
+v1::HighwayDtype WireDtype(HighwayDtype dtype) {
+  return dtype == HighwayDtype::kBf16 ? v1::HIGHWAY_DTYPE_BF16 : v1::HIGHWAY_DTYPE_F32;
+}
 
 absl::string_view HighwayDtypeName(HighwayDtype dtype) { return dtype == HighwayDtype::kBf16 ? "bf16" : "f32"; }
 
-bool ModelInfo::HasLayer(int32_t layer_id) const {
+const ModelInfo::Layer* ModelInfo::FindLayer(int32_t layer_id) const {
   for (const Layer& layer : layers) {
-    if (layer.layer_id == layer_id) return true;
+    if (layer.layer_id == layer_id) return &layer;
   }
-  return false;
+  return nullptr;
 }
 
 absl::StatusOr<ModelInfo> DecodeModelInfo(const v1::GetModelResponse& response) {
@@ -87,6 +141,7 @@ absl::StatusOr<ModelInfo> DecodeModelInfo(const v1::GetModelResponse& response) 
   }
   check.Digest("hash_digest", response.hash_digest());
   check.Digest("config_digest", response.config_digest());
+  if (!response.content_digest().empty()) check.Digest("content_digest", response.content_digest());
   check.True(response.server_epoch() != 0, "server_epoch is 0, expected a random number");
   check.InRange("limits.max_call_tokens", limits.max_call_tokens(), 1, kMaxInt32);
   // A protobuf message ends at 2^31 - 1 bytes, envelope included.
@@ -94,6 +149,8 @@ absl::StatusOr<ModelInfo> DecodeModelInfo(const v1::GetModelResponse& response) 
   check.InRange("limits.position_limit", limits.position_limit(), 1, int64_t{1} << 40);
   check.InRange("limits.session_window", limits.session_window(), 0, int64_t{1} << 40);
   check.InRange("limits.max_session_bytes", limits.max_session_bytes(), 0, 65536);
+  check.InRange("limits.prepare_memory_bytes", limits.prepare_memory_bytes(), 0, int64_t{1} << 50);
+  check.InRange("limits.ticket_ttl_ms", limits.ticket_ttl_ms(), 0, int64_t{1} << 40);
   if (!check.status().ok()) return check.status();
 
   ModelInfo info;
@@ -110,23 +167,25 @@ absl::StatusOr<ModelInfo> DecodeModelInfo(const v1::GetModelResponse& response) 
   for (const v1::Layer& layer : response.layers()) {
     info.layers.push_back({layer.layer_id(), layer.rows(), layer.row_type(), layer.row_bytes(), layer.wkv_type()});
   }
-  info.limits = {limits.max_call_tokens(), limits.max_message_bytes(), limits.position_limit(), limits.session_window(),
-                 limits.max_session_bytes()};
+  info.limits = {limits.max_call_tokens(), limits.max_message_bytes(), limits.position_limit(),
+                 limits.session_window(),  limits.max_session_bytes(), limits.prepare_memory_bytes(),
+                 limits.ticket_ttl_ms()};
   for (const v1::FormCost& cost : response.form_costs()) {
-    // A newer server may offer forms this client does not know.
-    if (cost.form() != v1::FORM_HIGHWAY && cost.form() != v1::FORM_KV) continue;
+    const Form* form = FormOf(cost.form());
+    if (form == nullptr) continue;
     info.form_costs.push_back(
-        {cost.form() == v1::FORM_KV ? Form::kKv : Form::kHighway,
-         cost.highway_dtype() == v1::HIGHWAY_DTYPE_BF16 ? HighwayDtype::kBf16 : HighwayDtype::kF32,
+        {*form, cost.highway_dtype() == v1::HIGHWAY_DTYPE_BF16 ? HighwayDtype::kBf16 : HighwayDtype::kF32,
          cost.request_bytes(), cost.reply_bytes()});
   }
   info.hash_digest = response.hash_digest();
   info.config_digest = response.config_digest();
+  info.content_digest = response.content_digest();
   info.numerics_id = response.numerics_id();
   info.server_epoch = response.server_epoch();
   info.backend = response.backend();
   info.residency = response.residency();
   info.server_version = response.server_version();
+  if (response.suggested_form() == v1::FORM_UPDATE) info.suggested_form = Form::kUpdate;
   return info;
 }
 

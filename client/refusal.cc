@@ -30,8 +30,16 @@ absl::string_view ReasonName(Reason reason) {
       return "LAYER_UNKNOWN";
     case Reason::kLookbackLength:
       return "LOOKBACK_LENGTH";
+    case Reason::kRowOutOfRange:
+      return "ROW_OUT_OF_RANGE";
+    case Reason::kSlice:
+      return "SLICE";
+    case Reason::kDuplicateSession:
+      return "DUPLICATE_SESSION";
     case Reason::kSessionLength:
       return "SESSION_LENGTH";
+    case Reason::kForm:
+      return "FORM";
     case Reason::kEmptyCall:
       return "EMPTY_CALL";
     case Reason::kPositionGap:

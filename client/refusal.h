@@ -17,8 +17,12 @@ enum class Reason {
   kHighwaySize,
   kLayerUnknown,
   kLookbackLength,
+  kRowOutOfRange,
+  kSlice,
+  kDuplicateSession,
   kSessionLength,
   kEmptyCall,
+  kForm,
   // FAILED_PRECONDITION
   kPositionGap,
   kDigestMismatch,
@@ -29,10 +33,11 @@ enum class Reason {
   kMessageBytes,
 };
 
-inline constexpr Reason kReasons[] = {Reason::kTokenOutOfRange, Reason::kTokenMaskLength, Reason::kHighwaySize,
-                                      Reason::kLayerUnknown,    Reason::kLookbackLength,  Reason::kSessionLength,
-                                      Reason::kEmptyCall,       Reason::kPositionGap,     Reason::kDigestMismatch,
-                                      Reason::kPositionLimit,   Reason::kTooManyTokens,   Reason::kMessageBytes};
+inline constexpr Reason kReasons[] = {
+    Reason::kTokenOutOfRange, Reason::kTokenMaskLength, Reason::kHighwaySize,   Reason::kLayerUnknown,
+    Reason::kLookbackLength,  Reason::kRowOutOfRange,   Reason::kSlice,         Reason::kDuplicateSession,
+    Reason::kSessionLength,   Reason::kEmptyCall,       Reason::kForm,          Reason::kPositionGap,
+    Reason::kDigestMismatch,  Reason::kPositionLimit,   Reason::kTooManyTokens, Reason::kMessageBytes};
 
 absl::string_view ReasonName(Reason reason);  // "POSITION_GAP"
 absl::StatusCode ReasonCode(Reason reason);

@@ -115,7 +115,7 @@ struct GateCall {
 using ApplyGateFn = void(const GateWeights& weights, const GateCall& call, Workers& workers);
 
 struct Kernels {
-  const char* name;  // as it stands in numerics_id
+  const char* name;  // the algorithms, as they stand in numerics_id
   HashWindowFn* hash_window;
   GatherRowsFn* gather_rows;
   PackedBytesFn* packed_bytes;

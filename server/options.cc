@@ -78,7 +78,8 @@ void Declare(CLI::App& app, ServerOptions& o) {
   Flag(app, "--max-queue-tokens", o.max_queue_tokens, "Tokens admitted and not yet answered", queue)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->type_name("TOKENS");
-  Flag(app, "--max-queue-bytes", o.max_queue_bytes, "Payload bytes admitted and not yet answered", queue)
+  Flag(app, "--max-queue-bytes", o.max_queue_bytes,
+       "Payload bytes admitted and not yet answered; as many may be arriving", queue)
       ->transform(SizeInBytes())
       ->check(CLI::Range(kMiB, int64_t{1} << 42))
       ->type_name("BYTES");
@@ -114,6 +115,10 @@ void Declare(CLI::App& app, ServerOptions& o) {
       ->check(CLI::Range(int64_t{0}, int64_t{86400}))
       ->type_name("SECONDS");
   Flag(app, "--drain-timeout-secs", o.drain_timeout_secs, "Then give calls in flight this long", life)
+      ->check(CLI::Range(int64_t{0}, int64_t{86400}))
+      ->type_name("SECONDS");
+  Flag(app, "--probe-interval-secs", o.probe_interval_secs,
+       "Read known rows and compute a known step through the engine this often; 0: only at load", life)
       ->check(CLI::Range(int64_t{0}, int64_t{86400}))
       ->type_name("SECONDS");
 }

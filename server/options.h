@@ -38,6 +38,8 @@ struct ServerOptions {
   int64_t drain_delay_secs = 5;
   int64_t drain_timeout_secs = 30;
 
+  int64_t probe_interval_secs = 300;  // 0: only at load
+
   bool check_config = false;
 };
 

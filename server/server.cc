@@ -4,13 +4,17 @@
 #include <random>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "server/admission/budget.h"
 #include "server/engine/cpu_backend.h"
 #include "server/engine/engine.h"
+#include "server/engine/probe.h"
+#include "server/engine/prober.h"
 #include "server/engine/ticket_store.h"
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
@@ -32,6 +36,11 @@ uint64_t RandomEpoch() {
   uint64_t epoch = 0;
   while (epoch == 0) epoch = uint64_t{random()} << 32 | random();
   return epoch;
+}
+
+// "" where it is not known.
+std::string ContentHex(const EngramModel& model) {
+  return model.content_digest().has_value() ? DigestHex(*model.content_digest()) : "";
 }
 
 absl::StatusOr<std::shared_ptr<const EngramModel>> LoadModel(const ServerOptions& options) {
@@ -56,6 +65,7 @@ absl::StatusOr<std::shared_ptr<const EngramModel>> LoadModel(const ServerOptions
          {"rate", absl::StrFormat("%.2f GB/s", rate / 1e9)},
          {"left", absl::StrFormat("%.0f s", left)}});
   };
+  load.warn = [](const std::string& line) { Log(LogLevel::kWarning, line); };
   absl::StatusOr<std::shared_ptr<const EngramModel>> model = EngramModel::Load(options.model, load);
   if (!model.ok()) return model.status();
   Log(LogLevel::kInfo, "model loaded",
@@ -63,6 +73,7 @@ absl::StatusOr<std::shared_ptr<const EngramModel>> LoadModel(const ServerOptions
        {"layers", absl::StrCat((*model)->layers().size())},
        {"hash_digest", DigestHex((*model)->hash_digest())},
        {"config_digest", DigestHex((*model)->config_digest())},
+       {"content_digest", ContentHex(**model)},
        {"took", absl::FormatDuration(absl::Now() - start)}});
   return model;
 }
@@ -100,12 +111,27 @@ class RunningServer final : public Server {
                   .tickets = tickets_,
                   .engine = engine_,
                   .metrics = metrics_}) {
-    metrics_.SetModel(DigestHex(model_->hash_digest()), DigestHex(model_->config_digest()), engine_.backend().name(),
-                      engine_.backend().numerics_id());
+    metrics_.SetModel(DigestHex(model_->hash_digest()), DigestHex(model_->config_digest()), ContentHex(*model_),
+                      engine_.backend().name(), engine_.backend().numerics_id());
     for (const EngramLayer& layer : model_->layers()) {
       metrics_.SetTableBytes(layer.layer_id, options.residency == Residency::kRam ? "ram" : "mmap",
                              layer.table.rows * kernels::kQ2KBlockBytes);
     }
+  }
+
+  // The golden-row probe at load. A failure is of the model or of this machine: it must not serve.
+  absl::Status ProbeAtLoad() {
+    const absl::Time start = absl::Now();
+    absl::StatusOr<std::unique_ptr<const Probe>> probe = Probe::Make(model_, options_.threads);
+    if (!probe.ok()) return probe.status();
+    probe_ = *std::move(probe);
+    const absl::Status status = probe_->Run(engine_);
+    metrics_.ProbeRan(status.ok());
+    if (status.ok()) {
+      Log(LogLevel::kInfo, "probe passed",
+          {{"rows", absl::StrCat(probe_->rows())}, {"took", absl::FormatDuration(absl::Now() - start)}});
+    }
+    return status;
   }
 
   absl::Status Listen() {
@@ -115,11 +141,18 @@ class RunningServer final : public Server {
       if (!metrics.ok()) return metrics.status();
       metrics_endpoint_ = *std::move(metrics);
     }
-    absl::StatusOr<std::unique_ptr<Listeners>> listeners = Listeners::Start(
-        {.addresses = options_.listen, .insecure = options_.insecure, .max_message_bytes = options_.max_message_bytes},
-        service_);
+    absl::StatusOr<std::unique_ptr<Listeners>> listeners =
+        Listeners::Start({.addresses = options_.listen,
+                          .insecure = options_.insecure,
+                          .max_message_bytes = options_.max_message_bytes,
+                          .max_arriving_bytes = options_.max_queue_bytes},
+                         service_);
     if (!listeners.ok()) return listeners.status();
     listeners_ = *std::move(listeners);
+    if (options_.probe_interval_secs > 0) {
+      prober_ = std::make_unique<Prober>(*probe_, engine_, absl::Seconds(options_.probe_interval_secs),
+                                         [this](const absl::Status& status) { Probed(status); });
+    }
     return absl::OkStatus();
   }
 
@@ -128,7 +161,11 @@ class RunningServer final : public Server {
 
   void Drain() override {
     Log(LogLevel::kInfo, "draining", {{"delay", absl::FormatDuration(absl::Seconds(options_.drain_delay_secs))}});
-    listeners_->SetServing(false);
+    {
+      absl::MutexLock lock(&health_mutex_);
+      draining_ = true;
+      TellHealth();
+    }
     service_.AnnounceDrain();
     absl::SleepFor(absl::Seconds(options_.drain_delay_secs));
     // From here on calls are refused with DRAINING, which sends clients elsewhere. gRPC's own shutdown answers calls
@@ -143,6 +180,21 @@ class RunningServer final : public Server {
   }
 
  private:
+  // A probe in service is over.
+  void Probed(const absl::Status& status) {
+    metrics_.ProbeRan(status.ok());
+    absl::MutexLock lock(&health_mutex_);
+    if (!status.ok()) Log(LogLevel::kError, "probe failed", {{"found", std::string(status.message())}});
+    if (status.ok() == probe_passed_) return;
+    probe_passed_ = status.ok();
+    TellHealth();
+    if (probe_passed_) Log(LogLevel::kInfo, "probe passed again");
+  }
+
+  void TellHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_) {
+    listeners_->SetServing(probe_passed_ && !draining_);
+  }
+
   void RefreshGauges() {
     metrics_.SetQueueTokens(budget_.taken().tokens);
     const SessionStats stats = sessions_.stats();
@@ -163,6 +215,12 @@ class RunningServer final : public Server {
   EngramService service_;
   std::unique_ptr<MetricsEndpoint> metrics_endpoint_;
   std::unique_ptr<Listeners> listeners_;
+
+  absl::Mutex health_mutex_;
+  bool draining_ ABSL_GUARDED_BY(health_mutex_) = false;
+  bool probe_passed_ ABSL_GUARDED_BY(health_mutex_) = true;
+  std::unique_ptr<const Probe> probe_;
+  std::unique_ptr<Prober> prober_;
 };
 
 // What can be known before tables are read, which takes minutes at the released size.
@@ -194,6 +252,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::BuildAndStart(const ServerOption
       *model, kernels::CpuKernels(), {.threads = options.threads, .max_batch_tokens = options.max_batch_tokens});
   if (!backend.ok()) return backend.status();
   auto server = std::make_unique<RunningServer>(options, *std::move(model), *std::move(backend));
+  if (const absl::Status status = server->ProbeAtLoad(); !status.ok()) return status;
   if (const absl::Status status = server->Listen(); !status.ok()) return status;
   return server;
 }

@@ -1,82 +1,22 @@
 // engram-cli apply: one call by hand.
 
-#include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
-#include <iterator>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "client/bf16.h"
 #include "client/cli/commands.h"
 #include "client/cli/output_file.h"
+#include "client/cli/tensor_text.h"
+#include "client/cli/token_inputs.h"
 
 namespace engram::client {
 namespace {
-
-constexpr int kFirstValues = 4;
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file.is_open() || file.bad()) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  return bytes;
-}
-
-// Integers separated by commas or white space; between two commas stands at least one.
-absl::StatusOr<std::vector<int32_t>> ParseIds(absl::string_view what, absl::string_view text) {
-  std::vector<int32_t> ids;
-  for (absl::string_view item : absl::StrSplit(text, ',')) {
-    const size_t before = ids.size();
-    for (absl::string_view part : absl::StrSplit(item, absl::ByAnyChar(" \t\r\n"), absl::SkipEmpty())) {
-      int32_t id = 0;
-      if (!absl::SimpleAtoi(part, &id)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(what, ": entry ", ids.size(), " is \"", part, "\", expected an integer"));
-      }
-      ids.push_back(id);
-    }
-    if (ids.size() == before) {
-      return absl::InvalidArgumentError(absl::StrCat(what, ": entry ", before, " is empty, expected an integer"));
-    }
-  }
-  return ids;
-}
-
-// The same of a flag that may be left out.
-absl::StatusOr<std::vector<int32_t>> ParseOptionalIds(absl::string_view what, absl::string_view text) {
-  if (text.empty()) return std::vector<int32_t>();
-  return ParseIds(what, text);
-}
-
-absl::StatusOr<std::vector<int32_t>> ReadTokens(const ApplyFlags& flags) {
-  if (flags.tokens_file.empty()) return ParseIds("--tokens", flags.tokens);
-  absl::StatusOr<std::string> text = ReadFile(flags.tokens_file);
-  if (!text.ok()) return text.status();
-  return ParseIds(flags.tokens_file, *text);
-}
-
-absl::StatusOr<std::vector<uint8_t>> ParseMask(const std::string& text) {
-  absl::StatusOr<std::vector<int32_t>> values = ParseOptionalIds("--mask", text);
-  if (!values.ok()) return values.status();
-  std::vector<uint8_t> mask;
-  for (int32_t value : *values) {
-    if (value != 0 && value != 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--mask: entry ", mask.size(), " is ", value, ", expected 1 (live) or 0 (masked)"));
-    }
-    mask.push_back(static_cast<uint8_t>(value));
-  }
-  return mask;
-}
 
 void AppendValue(float value, HighwayDtype dtype, std::string* bytes) {
   if (dtype == HighwayDtype::kBf16) {
@@ -85,17 +25,6 @@ void AppendValue(float value, HighwayDtype dtype, std::string* bytes) {
   } else {
     bytes->append(reinterpret_cast<const char*>(&value), sizeof(value));
   }
-}
-
-float ValueAt(absl::string_view bytes, HighwayDtype dtype, int64_t index) {
-  if (dtype == HighwayDtype::kBf16) {
-    uint16_t bits = 0;
-    std::memcpy(&bits, bytes.data() + 2 * index, sizeof(bits));
-    return Bf16ToFloat(bits);
-  }
-  float value = 0;
-  std::memcpy(&value, bytes.data() + 4 * index, sizeof(value));
-  return value;
 }
 
 // The highway of every layer, each `layer_bytes`: from the file, which holds one for all or one per layer, or filled.
@@ -122,128 +51,129 @@ absl::StatusOr<std::vector<std::string>> ReadHighways(const ApplyFlags& flags, H
                                                  " (one highway for all layers) or ", layers, " times that"));
 }
 
-// Root mean square of what `value` gives for [0, count).
-template <typename Value>
-double Rms(int64_t count, Value value) {
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += value(i) * value(i);
-  return count == 0 ? 0 : std::sqrt(sum / static_cast<double>(count));
-}
-
-std::string FirstValues(absl::string_view bytes, HighwayDtype dtype) {
-  std::string text;
-  for (int64_t i = 0; i < kFirstValues && (i + 1) * BytesOf(dtype) <= static_cast<int64_t>(bytes.size()); ++i) {
-    absl::StrAppendFormat(&text, " %.6g", ValueAt(bytes, dtype, i));
-  }
-  return text;
-}
-
-void PrintLayer(const ModelInfo& model, const ApplyCall& call, const LayerRun& layer, int64_t tokens) {
+void PrintKv(const ModelInfo& model, const LayerRun& layer, int64_t tokens) {
   const absl::string_view out(layer.out.data(), layer.out.size());
-  if (call.form == Form::kKv) {
-    const int64_t width = model.dim * (model.hc + 1);
-    const int64_t keys = model.dim * model.hc;
-    const auto rms = [&](int64_t low, int64_t high) {
-      const int64_t span = high - low;
-      return Rms(tokens * span, [&](int64_t i) {
-        return double{ValueAt(out, HighwayDtype::kBf16, i / span * width + low + i % span)};
-      });
-    };
-    absl::PrintF("layer %-4d kv [%d, %d] bf16  rms of keys %.6g, of values %.6g  first%s\n", layer.layer_id, tokens,
-                 width, rms(0, keys), rms(keys, width), FirstValues(out, HighwayDtype::kBf16));
-    return;
-  }
+  const int64_t width = model.dim * (model.hc + 1);
+  const int64_t keys = model.dim * model.hc;
+  const auto rms = [&](int64_t low, int64_t high) {
+    const int64_t span = high - low;
+    return Rms(tokens * span,
+               [&](int64_t i) { return double{ValueAt(out, HighwayDtype::kBf16, i / span * width + low + i % span)}; });
+  };
+  absl::PrintF("layer %-4d kv [%d, %d] bf16  rms of keys %.6g, of values %.6g  first%s\n", layer.layer_id, tokens,
+               width, rms(0, keys), rms(keys, width), FirstValues(out, HighwayDtype::kBf16));
+}
+
+void PrintGates(const ModelInfo& model, const LayerRun& layer, int64_t tokens) {
+  const absl::string_view gates(reinterpret_cast<const char*>(layer.gates.data()), layer.gates.size() * sizeof(float));
+  const auto gate = [&](int64_t i) { return double{layer.gates[static_cast<size_t>(i)]}; };
+  absl::PrintF("layer %-4d gates [%d, %d] f32  rms %.6g  first%s\n", layer.layer_id, tokens, model.hc,
+               Rms(tokens * model.hc, gate), FirstValues(gates, HighwayDtype::kF32));
+  if (layer.value.empty()) return;
+  const absl::string_view value(reinterpret_cast<const char*>(layer.value.data()),
+                                layer.value.size() * sizeof(uint16_t));
+  const double rms = Rms(tokens * model.dim, [&](int64_t i) { return double{ValueAt(value, HighwayDtype::kBf16, i)}; });
+  absl::PrintF("layer %-4d value [%d, %d] bf16  rms %.6g  first%s\n", layer.layer_id, tokens, model.dim, rms,
+               FirstValues(value, HighwayDtype::kBf16));
+}
+
+void PrintHighway(const ModelInfo& model, HighwayDtype dtype, const LayerRun& layer, int64_t tokens) {
+  const absl::string_view out(layer.out.data(), layer.out.size());
   const absl::string_view in(layer.highway.data(), layer.highway.size());
   const int64_t count = tokens * model.hc * model.dim;
-  const double rms = Rms(count, [&](int64_t i) { return double{ValueAt(out, call.dtype, i)}; });
-  const double change =
-      Rms(count, [&](int64_t i) { return double{ValueAt(out, call.dtype, i)} - ValueAt(in, call.dtype, i); });
+  const double rms = Rms(count, [&](int64_t i) { return double{ValueAt(out, dtype, i)}; });
+  const double change = Rms(count, [&](int64_t i) { return double{ValueAt(out, dtype, i)} - ValueAt(in, dtype, i); });
   absl::PrintF("layer %-4d highway [%d, %d, %d] %s  rms %.6g, of the change %.6g  first%s\n", layer.layer_id, tokens,
-               model.hc, model.dim, HighwayDtypeName(call.dtype), rms, change, FirstValues(out, call.dtype));
+               model.hc, model.dim, HighwayDtypeName(dtype), rms, change, FirstValues(out, dtype));
 }
 
-// What the flags give that needs no server to be read.
-struct ApplyInputs {
-  std::vector<int32_t> tokens;
-  std::vector<uint8_t> mask;
-  std::vector<int32_t> lookback;
-  std::vector<int32_t> layers;  // empty: all
-  OutputFile out;               // open where --out is given
-};
-
-absl::Status ReadInputs(const ApplyFlags& flags, ApplyInputs* inputs) {
-  absl::StatusOr<std::vector<int32_t>> tokens = ReadTokens(flags);
-  if (!tokens.ok()) return tokens.status();
-  absl::StatusOr<std::vector<uint8_t>> mask = ParseMask(flags.mask);
-  if (!mask.ok()) return mask.status();
-  absl::StatusOr<std::vector<int32_t>> lookback = ParseOptionalIds("--lookback", flags.lookback);
-  if (!lookback.ok()) return lookback.status();
-  for (const std::string& text : flags.layers) {
-    absl::StatusOr<std::vector<int32_t>> layers = ParseIds("--layer", text);
-    if (!layers.ok()) return layers.status();
-    inputs->layers.insert(inputs->layers.end(), layers->begin(), layers->end());
+Form FormOf(const std::string& name) {
+  for (const Form form : {Form::kKv, Form::kUpdate, Form::kGate, Form::kAuto}) {
+    if (name == FormName(form)) return form;
   }
-  inputs->tokens = *std::move(tokens);
-  inputs->mask = *std::move(mask);
-  inputs->lookback = *std::move(lookback);
-  return flags.out_file.empty() ? absl::OkStatus() : inputs->out.Open(flags.out_file);
+  return Form::kHighway;
+}
+
+// The layer of a call; its results lie in `output`, which is made as large as they are: gates, then the value.
+LayerRun LayerOf(const ModelInfo& model, const ApplyCall& call, int64_t tokens, int32_t layer_id,
+                 const std::string& highway, std::string& output) {
+  LayerRun layer{.layer_id = layer_id, .highway = highway};
+  const auto take = [&output](int64_t bytes) { output.assign(static_cast<size_t>(bytes), '\0'); };
+  switch (call.form) {
+    case Form::kKv:
+      take(tokens * model.KvTokenBytes());
+      layer.out = absl::MakeSpan(output);
+      break;
+    case Form::kUpdate:
+    case Form::kGate: {
+      const int64_t gates = tokens * model.GatesTokenBytes();
+      const int64_t value = call.form == Form::kUpdate ? tokens * model.ValueTokenBytes() : 0;
+      take(gates + value);
+      layer.gates = {reinterpret_cast<float*>(output.data()), static_cast<size_t>(gates) / sizeof(float)};
+      layer.value = {reinterpret_cast<uint16_t*>(output.data() + gates), static_cast<size_t>(value) / sizeof(uint16_t)};
+      break;
+    }
+    default:
+      take(static_cast<int64_t>(highway.size()));
+      layer.out = absl::MakeSpan(output);
+      break;
+  }
+  return layer;
 }
 
 // Returns the exit code, having printed what was wrong.
-int Apply(Client& client, const ConnectionFlags& connection, const ApplyFlags& flags, ApplyInputs& inputs) {
+int Apply(Client& client, const ConnectionFlags& connection, const ApplyFlags& flags, const TokenInputs& inputs,
+          OutputFile& file) {
   const ModelInfo& model = client.model();
-  const auto count = static_cast<int64_t>(inputs.tokens.size());
   ApplyCall call;
-  call.form = flags.form == "kv" ? Form::kKv : Form::kHighway;
+  call.form = FormOf(flags.form);
   call.dtype = flags.dtype == "bf16" ? HighwayDtype::kBf16 : HighwayDtype::kF32;
   call.timeout = absl::Seconds(connection.timeout_secs);
-  call.sequences = {SequenceRun{.start_pos = flags.start_pos,
-                                .token_ids = inputs.tokens,
-                                .token_mask = inputs.mask,
-                                .session = flags.session,
-                                .lookback = inputs.lookback}};
-  std::vector<int32_t> layer_ids = inputs.layers;
-  if (layer_ids.empty()) {
-    for (const ModelInfo::Layer& layer : model.layers) layer_ids.push_back(layer.layer_id);
-  }
-  // Before memory is taken for it: Client::Apply would say the same.
-  if (absl::Status status = CheckTokens(model, count); !status.ok()) return PrintError(status);
-  if (absl::Status status = CheckTensors(model, client.max_message_bytes(), call.form, call.dtype, count,
-                                         static_cast<int64_t>(layer_ids.size()));
-      !status.ok()) {
-    return PrintError(status);
-  }
-  const int64_t layer_bytes = OutputBytes(model, call.form, call.dtype, count);
+  call.sequences = {inputs.Run(flags)};
+  const std::vector<int32_t> layer_ids = inputs.LayersOf(model);
   std::vector<std::string> highways(layer_ids.size());
-  if (call.form == Form::kHighway) {
-    absl::StatusOr<std::vector<std::string>> read = ReadHighways(flags, call.dtype, layer_ids.size(), layer_bytes);
+  if (call.form != Form::kKv) {
+    absl::StatusOr<std::vector<std::string>> read =
+        ReadHighways(flags, call.dtype, layer_ids.size(), inputs.count() * model.HighwayTokenBytes(call.dtype));
     if (!read.ok()) return PrintMistake(read.status().message());
     highways = *std::move(read);
   }
-  std::vector<std::string> outputs(layer_ids.size(), std::string(layer_bytes, '\0'));
+  std::vector<std::string> outputs(layer_ids.size());
   for (size_t i = 0; i < layer_ids.size(); ++i) {
-    call.layers.push_back({layer_ids[i], highways[i], absl::MakeSpan(outputs[i])});
+    call.layers.push_back(LayerOf(model, call, inputs.count(), layer_ids[i], highways[i], outputs[i]));
   }
 
   const absl::Time start = absl::Now();
   if (absl::Status status = client.Apply(call); !status.ok()) return PrintError(status);
   const double milliseconds = absl::ToDoubleMilliseconds(absl::Now() - start);
-  absl::PrintF("%d tokens at position %d, %d layers, form %s: %.3f ms\n", count, flags.start_pos, layer_ids.size(),
-               FormName(call.form), milliseconds);
-  for (const LayerRun& layer : call.layers) PrintLayer(model, call, layer, count);
+  absl::PrintF("%d tokens at position %d, %d layers, form %s: %.3f ms\n", inputs.count(), flags.start_pos,
+               layer_ids.size(), FormName(call.form), milliseconds);
+  for (const LayerRun& layer : call.layers) {
+    if (call.form == Form::kKv) {
+      PrintKv(model, layer, inputs.count());
+    } else if (call.form == Form::kUpdate || call.form == Form::kGate) {
+      PrintGates(model, layer, inputs.count());
+    } else {
+      PrintHighway(model, call.dtype, layer, inputs.count());
+    }
+  }
   if (flags.out_file.empty()) return kExitOk;
-  if (absl::Status status = inputs.out.Write(outputs); !status.ok()) return PrintMistake(status.message());
+  if (absl::Status status = file.Write(outputs); !status.ok()) return PrintMistake(status.message());
   return kExitOk;
 }
 
 }  // namespace
 
 int RunApply(const ConnectionFlags& connection, const ApplyFlags& flags) {
-  ApplyInputs inputs;
-  if (absl::Status status = ReadInputs(flags, &inputs); !status.ok()) return PrintMistake(status.message());
+  absl::StatusOr<TokenInputs> inputs = ReadTokenInputs(flags);
+  if (!inputs.ok()) return PrintMistake(inputs.status().message());
+  OutputFile file;
+  if (!flags.out_file.empty()) {
+    if (absl::Status status = file.Open(flags.out_file); !status.ok()) return PrintMistake(status.message());
+  }
   absl::StatusOr<std::unique_ptr<Client>> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
-  return Apply(**client, connection, flags, inputs);
+  return Apply(**client, connection, flags, *inputs, file);
 }
 
 }  // namespace engram::client

@@ -49,9 +49,9 @@ int PrintMistake(absl::string_view text) {
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const ConnectionFlags& flags) {
-  return Client::Connect({.target = flags.target,
-                          .connect_timeout = absl::Seconds(flags.connect_timeout_secs),
-                          .hash_digest = flags.hash_digest});
+  return Client::Connect({.replicas = {.targets = {flags.target},
+                                       .connect_timeout = absl::Seconds(flags.connect_timeout_secs),
+                                       .hash_digest = flags.hash_digest}});
 }
 
 }  // namespace engram::client

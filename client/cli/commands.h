@@ -29,8 +29,8 @@ struct ModelFlags {
   bool json = false;
 };
 
-// Their dependencies have been checked: tokens or a file of them, no highway with form kv.
-struct ApplyFlags {
+// The tokens of a command; tokens or a file of them are there.
+struct TokenFlags {
   std::string tokens;
   std::string tokens_file;
   int64_t start_pos = 0;
@@ -38,10 +38,19 @@ struct ApplyFlags {
   std::string lookback;
   std::string session;
   std::vector<std::string> layers;  // "1,14"; empty: all
+};
+
+// No highway is given with form kv.
+struct ApplyFlags : TokenFlags {
   std::string form = "highway";
   std::string dtype = "f32";
   std::string highway_file;
   double highway_fill = 0;
+  std::string out_file;
+};
+
+struct LookupFlags : TokenFlags {
+  std::string form = "rows-native";
   std::string out_file;
 };
 
@@ -51,6 +60,7 @@ struct VerifyFlags {
 
 int RunModel(const ConnectionFlags& connection, const ModelFlags& flags);
 int RunApply(const ConnectionFlags& connection, const ApplyFlags& flags);
+int RunLookup(const ConnectionFlags& connection, const LookupFlags& flags);
 int RunVerify(const ConnectionFlags& connection, const VerifyFlags& flags);
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const ConnectionFlags& flags);

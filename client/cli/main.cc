@@ -46,8 +46,7 @@ CLI::App* AddModel(CLI::App* app, ModelFlags* flags) {
   return command;
 }
 
-CLI::App* AddApply(CLI::App* app, ApplyFlags* flags) {
-  CLI::App* command = app->add_subcommand("apply", "One call: token ids in, the updated highway or kv out");
+void AddTokens(CLI::App* command, TokenFlags* flags) {
   CLI::Option* tokens =
       command->add_option("--tokens", flags->tokens, "Token ids: 5,6,7; this or a file is required")->group("Tokens");
   command->add_option("--tokens-file", flags->tokens_file, "File of token ids, separated by commas or white space")
@@ -70,9 +69,14 @@ CLI::App* AddApply(CLI::App* app, ApplyFlags* flags) {
       ->expected(1)
       ->take_all()
       ->group("What is computed");
-  command->add_option("--form", flags->form, "What the reply holds: highway, kv")
+}
+
+CLI::App* AddApply(CLI::App* app, ApplyFlags* flags) {
+  CLI::App* command = app->add_subcommand("apply", "One call: token ids in; the updated highway, its parts or kv out");
+  AddTokens(command, flags);
+  command->add_option("--form", flags->form, "What the reply holds: highway, kv, update, gate, auto")
       ->capture_default_str()
-      ->check(CLI::IsMember({"highway", "kv"}))
+      ->check(CLI::IsMember({"highway", "kv", "update", "gate", "auto"}))
       ->group("What is computed");
   command->add_option("--dtype", flags->dtype, "Of the highway: f32, bf16")
       ->capture_default_str()
@@ -98,6 +102,19 @@ CLI::App* AddApply(CLI::App* app, ApplyFlags* flags) {
   return command;
 }
 
+CLI::App* AddLookup(CLI::App* app, LookupFlags* flags) {
+  CLI::App* command = app->add_subcommand("lookup", "One call: token ids in, table rows or kv out; no highway");
+  AddTokens(command, flags);
+  command->add_option("--form", flags->form, "What the reply holds: rows-native, rows-bf16, kv")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"rows-native", "rows-bf16", "kv"}))
+      ->group("What is computed");
+  command->add_option("--out", flags->out_file, "Write the reply's tensors here, raw, layer after layer")
+      ->group("Tensors");
+  command->footer("Example:\n  engram-cli lookup --tokens 5,6,7 --form rows-bf16 --layer 1 --out rows.bin");
+  return command;
+}
+
 CLI::App* AddVerify(CLI::App* app, VerifyFlags* flags) {
   CLI::App* command = app->add_subcommand(
       "verify", "Replay a fixture through the server and compare every value; exit 1 on a miss, 2 on an error");
@@ -109,10 +126,14 @@ CLI::App* AddVerify(CLI::App* app, VerifyFlags* flags) {
 }
 
 // What no flag's own check can see. Empty: all is well.
+std::string TokensMistake(const CLI::App& command) {
+  if (command.count("--tokens") + command.count("--tokens-file") > 0) return "";
+  return command.get_name() + ": --tokens or --tokens-file is required (" + command.get_name() +
+         " --help lists the flags)";
+}
+
 std::string ApplyMistake(const CLI::App& command, const ApplyFlags& flags) {
-  if (command.count("--tokens") + command.count("--tokens-file") == 0) {
-    return "apply: --tokens or --tokens-file is required (apply --help lists the flags)";
-  }
+  if (std::string mistake = TokensMistake(command); !mistake.empty()) return mistake;
   if (flags.form != "kv") return "";
   for (const char* flag : {"--highway", "--highway-fill", "--dtype"}) {
     if (command.count(flag) > 0) {
@@ -129,20 +150,23 @@ int Main(int argc, char** argv) {
   ConnectionFlags connection;
   ModelFlags model;
   ApplyFlags apply;
+  LookupFlags lookup;
   VerifyFlags verify;
   AddConnection(&app, &connection);
   CLI::App* model_command = AddModel(&app, &model);
   CLI::App* apply_command = AddApply(&app, &apply);
+  CLI::App* lookup_command = AddLookup(&app, &lookup);
   CLI::App* verify_command = AddVerify(&app, &verify);
   app.require_subcommand(1);
   app.footer(
       "Examples:\n"
       "  engram-cli model\n"
       "  engram-cli apply --tokens 5,6,7 --highway-fill 0.5\n"
+      "  engram-cli lookup --tokens 5,6,7\n"
       "  engram-cli verify tests/data/tiny/expected.json\n"
       "engram-cli COMMAND --help says more.");
   NameEnvironmentTwins(&app, "ENGRAM_");
-  for (CLI::App* command : {model_command, apply_command, verify_command}) {
+  for (CLI::App* command : {model_command, apply_command, lookup_command, verify_command}) {
     command->fallthrough();  // --target may stand behind the command too
     // Only when it is the one given: CLI11 checks the twins of all that have any.
     command->preparse_callback(
@@ -158,6 +182,10 @@ int Main(int argc, char** argv) {
   if (apply_command->parsed()) {
     const std::string mistake = ApplyMistake(*apply_command, apply);
     return mistake.empty() ? RunApply(connection, apply) : PrintMistake(mistake);
+  }
+  if (lookup_command->parsed()) {
+    const std::string mistake = TokensMistake(*lookup_command);
+    return mistake.empty() ? RunLookup(connection, lookup) : PrintMistake(mistake);
   }
   return RunVerify(connection, verify);
 }

@@ -13,7 +13,9 @@ namespace engram::client {
 namespace {
 
 std::string FormLabel(const ModelInfo::FormCost& cost) {
-  if (cost.form == Form::kKv) return "kv";
+  // Only these have a highway, in one dtype or the other.
+  const bool highway = cost.form == Form::kHighway || cost.form == Form::kUpdate || cost.form == Form::kGate;
+  if (!highway) return std::string(FormName(cost.form));
   return absl::StrCat(FormName(cost.form), " ", HighwayDtypeName(cost.dtype));
 }
 
@@ -26,6 +28,7 @@ void PrintJson(const ModelInfo& model) {
   json["numerics_id"] = model.numerics_id;
   json["hash_digest"] = absl::BytesToHexString(model.hash_digest);
   json["config_digest"] = absl::BytesToHexString(model.config_digest);
+  json["content_digest"] = absl::BytesToHexString(model.content_digest);
   json["geometry"] = {{"dim", model.dim},           {"hc", model.hc},
                       {"head_dim", model.head_dim}, {"max_ngram", model.max_ngram},
                       {"heads", model.heads},       {"n_hash_cols", model.n_hash_cols},
@@ -65,6 +68,8 @@ void PrintTable(const std::string& target, const ModelInfo& model) {
   PrintRow("numerics id", Printable(model.numerics_id));
   PrintRow("hash digest", absl::BytesToHexString(model.hash_digest));
   PrintRow("config digest", absl::BytesToHexString(model.config_digest));
+  PrintRow("content digest", model.content_digest.empty() ? "not known (tables are mapped, and have no sidecar)"
+                                                          : absl::BytesToHexString(model.content_digest));
   absl::PrintF("\n");
   PrintRow("dim, hc", absl::StrCat(model.dim, ", ", model.hc));
   PrintRow("n-grams", absl::StrFormat("up to %d, %d heads each: %d rows of %d values per token and layer",

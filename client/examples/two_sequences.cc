@@ -203,7 +203,7 @@ absl::Status Run(const std::vector<std::string>& targets) {
   std::vector<std::unique_ptr<Client>> clients;
   for (const std::string& target : targets) {
     ClientOptions options;
-    options.target = target;
+    options.replicas.targets = {target};
     absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(options);
     if (!client.ok()) return client.status();
     clients.push_back(*std::move(client));

@@ -130,10 +130,13 @@ class StepReplay {
       if (item.history == nullptr) run.lookback = item.call().lookback;
       call.sequences.push_back(run);
     }
-    std::vector<std::string> out(in.size(), std::string(OutputBytes(client_.model(), form, dtype, tokens_), '\0'));
+    const ModelInfo& model = client_.model();
+    const int64_t out_bytes = tokens_ * (form == Form::kKv ? model.KvTokenBytes() : model.HighwayTokenBytes(dtype));
+    std::vector<std::string> out(in.size(), std::string(out_bytes, '\0'));
     for (size_t l = 0; l < in.size(); ++l) {
-      call.layers.push_back(
-          {fixture_.layer_ids[l], form == Form::kKv ? absl::Span<const char>() : in[l], absl::MakeSpan(out[l])});
+      call.layers.push_back({.layer_id = fixture_.layer_ids[l],
+                             .highway = form == Form::kKv ? absl::Span<const char>() : absl::Span<const char>(in[l]),
+                             .out = absl::MakeSpan(out[l])});
     }
     if (absl::Status status = client_.Apply(call); !status.ok()) {
       absl::Status where(status.code(), absl::StrCat(items_.front().where, items_.size() > 1 ? " and others" : "",

@@ -121,11 +121,11 @@ void ApplyGate(const GateWeights& weights, const GateCall& call, Workers& worker
                        [&](int64_t begin, int64_t end) { kLoops().gate(weights, call, begin, end); });
 }
 
-// "n16": outputs in the lanes, k in sequence (projection_order.h). The instruction set is not part of the name, because
-// it does not change a bit.
+// "n16": outputs in the lanes, k in sequence (projection_order.h); "g8": a gate's sums in 8 lanes over dim
+// (gate_loop.h). The instruction set is not part of the name, because it does not change a bit.
 template <LoopsFn* kLoops>
 const Kernels& KernelsOf() {
-  static constexpr Kernels kernels = {"n16",         &HashWindow,      &GatherRows<kLoops>, &PackedBytes<kLoops>,
+  static constexpr Kernels kernels = {"n16-g8",      &HashWindow,      &GatherRows<kLoops>, &PackedBytes<kLoops>,
                                       &Pack<kLoops>, &Project<kLoops>, &ApplyGate<kLoops>};
   return kernels;
 }

@@ -36,7 +36,7 @@ absl::StatusOr<Permit> Budget::Admit(const Cost& cost) {
                    absl::StrCat("a call of ", cost.bytes, " bytes never fits a queue of ", options_.max_bytes,
                                 " bytes: send it in pieces")});
   }
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return RefuseDraining();
   // Written as differences: taken and max are both below 2^62, their sum with a hostile cost need not be.
   if (cost.tokens > options_.max_tokens - taken_.tokens) {
@@ -57,18 +57,18 @@ absl::StatusOr<Permit> Budget::Admit(const Cost& cost) {
 }
 
 void Budget::GiveBack(const Cost& cost) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   taken_.tokens -= cost.tokens;
   taken_.bytes -= cost.bytes;
 }
 
 void Budget::Close() {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   closed_ = true;
 }
 
 Cost Budget::taken() const {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   return taken_;
 }
 

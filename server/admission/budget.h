@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 
 namespace engram {
 
@@ -63,7 +63,7 @@ class Budget {
   void GiveBack(const Cost& cost);
 
   const BudgetOptions options_;
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;  // as in SessionTable
   Cost taken_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -26,7 +26,7 @@ class Backend {
   virtual absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) = 0;
 
   virtual std::string name() const = 0;  // "cpu"
-  // What decides the bits of everything but rows: backend, ISA, algorithm set. docs/numerics.md.
+  // What decides the bits of everything but rows: backend, algorithm set, ISA, libraries. docs/numerics.md.
   virtual std::string numerics_id() const = 0;
 };
 

@@ -61,12 +61,13 @@ struct Call {
   Form form = Form::kHighway;
   kernels::HighwayType highway_type = kernels::HighwayType::kF32;
   Priority priority = Priority::kDecode;
-  std::vector<CallLayer> layers;        // each layer once; empty only where tokens is 0
+  std::vector<CallLayer> layers;        // each layer once; empty: the call is its commit and nothing else
   std::vector<CallSequence> sequences;  // a call by ticket or row ids is one sequence
-  int64_t tokens = 0;                   // their sum, T; 0: the call is its commit and nothing else
+  int64_t tokens = 0;                   // their sum, T; 0 only without layers or where every sequence is refused
   std::vector<uint8_t> token_mask;      // [T], 0 = masked; empty: all live
   OutputSlice slice;
   absl::Time deadline = absl::InfiniteFuture();
+  bool uncounted = false;  // the server's own, not a client's: no metric of tokens or stages tells of it
   // Names of the sessions it touches. A call never overtakes one that came before it and touches the same.
   std::vector<std::string> session_keys;
 

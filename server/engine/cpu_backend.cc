@@ -1,5 +1,8 @@
 #include "server/engine/cpu_backend.h"
 
+#include <gnu/libc-version.h>
+
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -22,6 +25,19 @@ class Stopwatch {
 
 // Is this slice's kv to be computed here?
 bool WantsProjection(const StepSlice& slice) { return NeedsKv(slice.form) && slice.kv == nullptr; }
+
+// What decides the bits of a gate beside the kernels is the exponential in gate_value.cc: the C library's, which has
+// one variant with fused multiply-adds and one without, and takes the one this CPU has. Its versions may differ too.
+#if defined(__x86_64__)
+constexpr const char* kMachine = "x86-64";
+const char* ExpInstructions() { return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2") ? "+fma" : ""; }
+#elif defined(__aarch64__)
+constexpr const char* kMachine = "aarch64";  // fused multiply-adds are part of it
+const char* ExpInstructions() { return ""; }
+#else
+constexpr const char* kMachine = "other";
+const char* ExpInstructions() { return ""; }
+#endif
 
 }  // namespace
 
@@ -71,7 +87,9 @@ absl::Status CpuBackend::PackWeights() {
   return absl::OkStatus();
 }
 
-std::string CpuBackend::numerics_id() const { return absl::StrCat("cpu/", kernels_.name); }
+std::string CpuBackend::numerics_id() const {
+  return absl::StrCat("cpu/", kernels_.name, "/", kMachine, ExpInstructions(), "/glibc-", gnu_get_libc_version());
+}
 
 absl::Status CpuBackend::CheckSize(const Step& step) const {
   int64_t most = step.hashed_tokens;

@@ -1,6 +1,8 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -47,17 +49,19 @@ Engine::Engine(std::shared_ptr<const EngramModel> model, std::unique_ptr<Backend
 
 Engine::~Engine() {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
   }
+  wake_.notify_one();
   thread_.join();
 }
 
 void Engine::Submit(std::unique_ptr<Call> call) {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     if (!stopping_) {
       arrived_.push_back({std::move(call), absl::Now()});
+      wake_.notify_one();
       return;
     }
   }
@@ -81,11 +85,9 @@ bool Engine::AwaitCalls() {
   Queue arrived;
   bool stopping = false;
   {
-    absl::MutexLock lock(&mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     if (decode_.empty() && prefill_.empty()) {
-      mutex_.Await(absl::Condition(
-          +[](Engine* engine) ABSL_NO_THREAD_SAFETY_ANALYSIS { return engine->stopping_ || !engine->arrived_.empty(); },
-          this));
+      wake_.wait(lock, [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return stopping_ || !arrived_.empty(); });
     }
     arrived.splice(arrived.end(), arrived_);
     stopping = stopping_;
@@ -94,24 +96,30 @@ bool Engine::AwaitCalls() {
   return !stopping;
 }
 
-void Engine::Enqueue(Queue& arrived) {
-  while (!arrived.empty()) {
-    const Call& call = *arrived.front().call;
-    const bool must_follow = std::any_of(call.session_keys.begin(), call.session_keys.end(),
-                                         [this](const std::string& key) { return prefill_sessions_.contains(key); });
-    const bool decode = call.priority == Priority::kDecode && !must_follow;
-    if (!decode) {
-      for (const std::string& key : call.session_keys) ++prefill_sessions_[key];
-    }
-    Queue& queue = decode ? decode_ : prefill_;
-    queue.splice(queue.end(), arrived, arrived.begin());
+void Engine::SessionCounts::Add(const Call& call) {
+  for (const std::string& key : call.session_keys) ++counts_[std::hash<std::string>{}(key)];
+}
+
+void Engine::SessionCounts::Remove(const Call& call) {
+  for (const std::string& key : call.session_keys) {
+    const auto found = counts_.find(std::hash<std::string>{}(key));
+    if (--found->second == 0) counts_.erase(found);
   }
 }
 
-void Engine::LeavesPrefillQueue(const Call& call) {
-  for (const std::string& key : call.session_keys) {
-    const auto found = prefill_sessions_.find(key);
-    if (--found->second == 0) prefill_sessions_.erase(found);
+bool Engine::SessionCounts::Meets(const Call& call) const {
+  return std::any_of(call.session_keys.begin(), call.session_keys.end(),
+                     [this](const std::string& key) { return counts_.contains(std::hash<std::string>{}(key)); });
+}
+
+// A DECODE call follows a PREFILL call of its session through the PREFILL queue.
+void Engine::Enqueue(Queue& arrived) {
+  while (!arrived.empty()) {
+    const Call& call = *arrived.front().call;
+    const bool decode = call.priority == Priority::kDecode && !prefill_sessions_.Meets(call);
+    (decode ? decode_sessions_ : prefill_sessions_).Add(call);
+    Queue& queue = decode ? decode_ : prefill_;
+    queue.splice(queue.end(), arrived, arrived.begin());
   }
 }
 
@@ -128,12 +136,12 @@ bool Engine::TakesTurn(Waiting& waiting) {
   }
   if (waiting.committed) return true;
   waiting.committed = true;
-  metrics_.StageTook(Stage::kQueue, absl::Now() - waiting.submitted);
+  if (!call.uncounted) metrics_.StageTook(Stage::kQueue, absl::Now() - waiting.submitted);
   if (const absl::Status status = call.commit(call); !status.ok()) {
     call.done(call, status);
     return false;
   }
-  if (call.tokens == 0) {  // all it wanted was its commit, in its turn
+  if (call.layers.empty()) {  // all it wanted was its commit, in its turn
     call.done(call, absl::OkStatus());
     return false;
   }
@@ -143,8 +151,11 @@ bool Engine::TakesTurn(Waiting& waiting) {
 void Engine::TakeFrom(Queue& queue, int64_t& room, std::vector<Piece>& pieces) {
   for (auto it = queue.begin(); it != queue.end() && room > 0;) {
     const bool first_look = !it->committed;
+    // DECODE calls of its session, which came before it, still wait: so does it, and all behind it. They are committed
+    // before long, since nothing overtakes them.
+    if (first_look && &queue == &prefill_ && decode_sessions_.Meets(*it->call)) return;
     const bool goes_on = TakesTurn(*it);
-    if (first_look && &queue == &prefill_) LeavesPrefillQueue(*it->call);
+    if (first_look) (&queue == &decode_ ? decode_sessions_ : prefill_sessions_).Remove(*it->call);
     if (!goes_on) {
       it = queue.erase(it);
       continue;
@@ -175,7 +186,8 @@ void Engine::RunBatch(const std::vector<Piece>& pieces) {
     FailBatch(pieces, times.status());
     return;
   }
-  Count(step, *times);
+  const auto uncounted = [](const Piece& piece) { return piece.call->uncounted; };
+  if (!std::all_of(pieces.begin(), pieces.end(), uncounted)) Count(step, *times);
 }
 
 // Tells the calls whose last piece this batch holds that `layer` is written.
@@ -215,13 +227,14 @@ void Engine::Count(const Step& step, const StepTimes& times) {
   for (const StepLayer& work : step.layers) {
     int64_t tokens = 0;
     for (const StepSlice& slice : work.slices) {
+      if (slice.uncounted) continue;
       metrics_.TokensDone(model_->layers()[static_cast<size_t>(work.layer)].layer_id, FormName(slice.form),
                           slice.tokens);
       tokens += slice.tokens;
     }
     most = std::max(most, tokens);
   }
-  metrics_.BatchRan(most);
+  if (most > 0) metrics_.BatchRan(most);
 }
 
 // Answers the calls whose last token is computed; they stand at the front of their queue, since each is served in

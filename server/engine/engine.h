@@ -5,16 +5,16 @@
 // in the next batch, so a DECODE call waits for at most one batch. One batch runs at a time.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <string>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/engine/backend.h"
 #include "server/engine/call.h"
@@ -58,7 +58,6 @@ class Engine {
   std::vector<Piece> NextBatch();
   void TakeFrom(Queue& queue, int64_t& room, std::vector<Piece>& pieces);
   bool TakesTurn(Waiting& waiting);
-  void LeavesPrefillQueue(const Call& call);
   void RunBatch(const std::vector<Piece>& pieces);
   void TellLayersDone(const std::vector<Piece>& pieces, int layer);
   void FailBatch(const std::vector<Piece>& pieces, const absl::Status& status);
@@ -71,14 +70,27 @@ class Engine {
   const EngineOptions options_;
   Metrics& metrics_;
 
-  absl::Mutex mutex_;
+  std::mutex mutex_;              // as in SessionTable
+  std::condition_variable wake_;  // something arrived, or stop
   Queue arrived_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
+  // Calls of a queue not yet committed, counted by the sessions they touch: none of these may be overtaken. By hash:
+  // two sessions of one hash keep an order that nobody asked for, which harms nobody.
+  class SessionCounts {
+   public:
+    void Add(const Call& call);
+    void Remove(const Call& call);
+    // Does it touch a session that one of them touches?
+    bool Meets(const Call& call) const;
+
+   private:
+    absl::flat_hash_map<size_t, int> counts_;
+  };
+
   // The engine thread's own.
   Queue decode_, prefill_;
-  // Calls in prefill_ not yet committed, by the sessions they touch: none of these may be overtaken.
-  absl::flat_hash_map<std::string, int> prefill_sessions_;
+  SessionCounts decode_sessions_, prefill_sessions_;
 
   std::thread thread_;  // last: it uses all of the above
 };

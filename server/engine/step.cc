@@ -20,15 +20,13 @@ class StepBuilder {
 
   void Add(const Piece& piece) {
     const std::vector<LiveRange> ranges = Ranges(piece);
-    for (const LiveRange& range : ranges) {
-      for (size_t i = 0; i < piece.call->layers.size(); ++i) {
-        const CallLayer& wanted = piece.call->layers[i];
-        StepLayer& layer = layers_[wanted.layer];
-        layer.layer = wanted.layer;
-        layer.slices.push_back(Slice(*piece.call, i, range));
-      }
-      KeepIds(*piece.call, range);
+    for (size_t i = 0; i < piece.call->layers.size(); ++i) {
+      const CallLayer& wanted = piece.call->layers[i];
+      StepLayer& layer = layers_[wanted.layer];
+      layer.layer = wanted.layer;
+      for (const LiveRange& range : ranges) layer.slices.push_back(Slice(*piece.call, i, range));
     }
+    for (const LiveRange& range : ranges) KeepIds(*piece.call, range);
   }
 
   Step Finish() {
@@ -73,6 +71,7 @@ class StepBuilder {
     slice.form = call.form;
     slice.highway_type = call.highway_type;
     slice.range = call.slice;
+    slice.uncounted = call.uncounted;
     slice.first = range.first_hashed;
     if (!call.row_ids.empty()) {
       slice.id_stride = static_cast<int64_t>(call.layers.size()) * shape_.columns;

@@ -34,6 +34,7 @@ struct StepSlice {
   Form form = Form::kHighway;
   kernels::HighwayType highway_type = kernels::HighwayType::kF32;
   OutputSlice range;
+  bool uncounted = false;  // as in Call
 
   // Rows come from `ids` (this layer's, id_stride apart), or where that is null from the step's hashed tokens, `first`
   // on; where `kv` is not null it is ready and rows are not needed for it.
@@ -59,7 +60,9 @@ struct Step {
   int64_t hashed_tokens = 0;
   int64_t dead_tokens = 0;  // hashed ones whose own id takes no part in the hash
   std::vector<IdCopy> id_copies;
-  std::vector<StepLayer> layers;  // ascending
+  // Ascending: all that any piece's call asks for, without slices where there is nothing of it to compute, since the
+  // call waits for each of its layers to be done.
+  std::vector<StepLayer> layers;
 };
 
 // Sizes that outputs follow from.

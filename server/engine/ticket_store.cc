@@ -30,7 +30,7 @@ TicketStore::TicketStore(TicketOptions options)
     : options_(std::move(options)), random_(std::random_device{}() ^ options_.epoch) {}
 
 absl::StatusOr<std::string> TicketStore::Reserve(absl::string_view principal, int64_t bytes, uint64_t stream) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   Expire();
   for (auto it = entries_.begin(); it != entries_.end() && bytes > options_.memory_bytes - bytes_;) {
     const auto entry = it++;
@@ -56,7 +56,7 @@ absl::StatusOr<std::string> TicketStore::Reserve(absl::string_view principal, in
 }
 
 void TicketStore::Bind(const std::string& ticket, std::vector<TicketSpan> spans) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = by_ticket_.find(ticket);
   if (found == by_ticket_.end()) return;
   for (const TicketSpan& span : spans) by_session_[span.session_key].insert(ticket);
@@ -64,14 +64,14 @@ void TicketStore::Bind(const std::string& ticket, std::vector<TicketSpan> spans)
 }
 
 void TicketStore::Fill(const std::string& ticket, std::shared_ptr<const Prepared> prepared) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = by_ticket_.find(ticket);
   if (found != by_ticket_.end()) found->second->prepared = std::move(prepared);
 }
 
 absl::StatusOr<std::shared_ptr<const Prepared>> TicketStore::Get(absl::string_view principal,
                                                                  absl::string_view ticket) const {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = by_ticket_.find(ticket);
   if (found == by_ticket_.end() || found->second->principal != principal || found->second->prepared == nullptr ||
       options_.clock() - found->second->born > options_.ttl) {
@@ -80,21 +80,25 @@ absl::StatusOr<std::shared_ptr<const Prepared>> TicketStore::Get(absl::string_vi
   return found->second->prepared;
 }
 
-void TicketStore::Applied(absl::string_view ticket, int layer, int64_t tokens) {
-  absl::MutexLock lock(&mutex_);
+void TicketStore::Applied(absl::string_view ticket, int layer, int64_t first, int64_t tokens) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = by_ticket_.find(ticket);
   if (found == by_ticket_.end() || found->second->prepared == nullptr) return;
   Entry& entry = *found->second;
-  entry.applied[layer] += tokens;
+  if (entry.fully_applied || entry.prepared->Find(layer) == nullptr) return;
+  std::vector<bool>& applied = entry.applied[layer];
+  applied.resize(static_cast<size_t>(entry.prepared->tokens));
+  std::fill_n(applied.begin() + first, tokens, true);
   entry.fully_applied =
       std::all_of(entry.prepared->layers.begin(), entry.prepared->layers.end(), [&entry](const auto& kv) {
-        const auto applied = entry.applied.find(kv.layer);
-        return applied != entry.applied.end() && applied->second >= entry.prepared->tokens;
+        const auto of_layer = entry.applied.find(kv.layer);
+        return of_layer != entry.applied.end() &&
+               std::find(of_layer->second.begin(), of_layer->second.end(), false) == of_layer->second.end();
       });
 }
 
 bool TicketStore::Release(absl::string_view principal, absl::string_view ticket) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   Expire();
   const auto found = by_ticket_.find(ticket);
   if (found == by_ticket_.end() || found->second->principal != principal) return false;
@@ -103,7 +107,7 @@ bool TicketStore::Release(absl::string_view principal, absl::string_view ticket)
 }
 
 void TicketStore::EndStream(uint64_t stream) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = by_stream_.find(stream);
   if (found == by_stream_.end()) return;
   const std::vector<std::string> tickets(found->second.begin(), found->second.end());
@@ -111,7 +115,7 @@ void TicketStore::EndStream(uint64_t stream) {
 }
 
 void TicketStore::RollBack(const std::string& session_key, int64_t from) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = by_session_.find(session_key);
   if (found == by_session_.end()) return;
   const std::vector<std::string> tickets(found->second.begin(), found->second.end());
@@ -125,7 +129,7 @@ void TicketStore::RollBack(const std::string& session_key, int64_t from) {
 }
 
 TicketStats TicketStore::stats() {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   Expire();
   return {static_cast<int64_t>(entries_.size()), bytes_};
 }

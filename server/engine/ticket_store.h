@@ -9,6 +9,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -18,7 +19,6 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -61,9 +61,9 @@ class TicketStore {
   // The result; TICKET_EXPIRED for anything that is not a good ticket of this principal.
   absl::StatusOr<std::shared_ptr<const Prepared>> Get(absl::string_view principal, absl::string_view ticket) const;
 
-  // `tokens` tokens of a layer were applied by this ticket: once every token of every layer was, it is among the first
-  // to go when memory is short.
-  void Applied(absl::string_view ticket, int layer, int64_t tokens);
+  // Tokens [first, first + tokens) of a layer were applied by this ticket: once every token of every layer was, however
+  // often, it is among the first to go when memory is short. The tokens are within the prepared ones.
+  void Applied(absl::string_view ticket, int layer, int64_t first, int64_t tokens);
 
   // True where the ticket was good.
   bool Release(absl::string_view principal, absl::string_view ticket);
@@ -82,7 +82,7 @@ class TicketStore {
     uint64_t stream = 0;
     int64_t bytes = 0;
     absl::Time born;
-    absl::flat_hash_map<int, int64_t> applied;  // tokens by layer
+    absl::flat_hash_map<int, std::vector<bool>> applied;  // by layer, for each token
     bool fully_applied = false;
   };
   using Entries = std::list<Entry>;  // oldest first
@@ -91,7 +91,7 @@ class TicketStore {
   void Forget(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const TicketOptions options_;
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;  // as in SessionTable
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;

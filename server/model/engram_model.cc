@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/model/anonymous_memory.h"
 #include "server/model/chunk_threads.h"
+#include "server/model/content_digest.h"
 #include "server/model/digests.h"
 #include "server/model/engram_header.h"
 #include "server/model/model_files.h"
@@ -28,6 +29,7 @@ struct PendingRead {
   int64_t offset = 0;
   uint8_t* out = nullptr;
   int64_t bytes = 0;
+  Digest* digests = nullptr;  // of each kContentChunk of a table; null: not wanted
 };
 
 // A layer's small tensors as the file holds them.
@@ -35,14 +37,28 @@ struct RawWeights {
   std::unique_ptr<AnonymousMemory> wkv, q, k;
 };
 
+// One thread's work. What is read is digested at once, while other threads wait for the disk.
+absl::Status ReadChunk(const PendingRead& chunk, std::atomic<int64_t>& bytes_done) {
+  Sha256 sha;
+  for (int64_t at = 0; at < chunk.bytes; at += kReadChunk) {
+    const int64_t bytes = std::min(kReadChunk, chunk.bytes - at);
+    RETURN_IF_ERROR(chunk.file->ReadAt(chunk.offset + at, chunk.out + at, bytes));
+    if (chunk.digests != nullptr) sha.Add(absl::MakeConstSpan(chunk.out + at, static_cast<size_t>(bytes)));
+    bytes_done += bytes;
+  }
+  if (chunk.digests != nullptr) *chunk.digests = sha.Finish();
+  return absl::OkStatus();
+}
+
 absl::Status ReadAll(const std::vector<PendingRead>& tensors, const LoadOptions& options) {
   std::vector<PendingRead> chunks;
   LoadProgress progress;
   for (const PendingRead& tensor : tensors) {
     progress.bytes_total += tensor.bytes;
-    for (int64_t done = 0; done < tensor.bytes; done += kReadChunk) {
-      chunks.push_back(
-          {tensor.file, tensor.offset + done, tensor.out + done, std::min(kReadChunk, tensor.bytes - done)});
+    const int64_t step = tensor.digests == nullptr ? kReadChunk : kContentChunk;
+    for (int64_t done = 0; done < tensor.bytes; done += step) {
+      chunks.push_back({tensor.file, tensor.offset + done, tensor.out + done, std::min(step, tensor.bytes - done),
+                        tensor.digests == nullptr ? nullptr : tensor.digests + done / step});
     }
   }
   std::atomic<int64_t> bytes_done = 0;
@@ -53,12 +69,7 @@ absl::Status ReadAll(const std::vector<PendingRead>& tensors, const LoadOptions&
   };
   RETURN_IF_ERROR(RunChunks(
       static_cast<int64_t>(chunks.size()), options.threads,
-      [&](int64_t i) {
-        absl::Status status = chunks[i].file->ReadAt(chunks[i].offset, chunks[i].out, chunks[i].bytes);
-        bytes_done += chunks[i].bytes;
-        return status;
-      },
-      report));
+      [&](int64_t i) { return ReadChunk(chunks[static_cast<size_t>(i)], bytes_done); }, report));
   report();
   return absl::OkStatus();
 }
@@ -72,14 +83,22 @@ class LoadedModel : public EngramModel {
     model->path_ = path;
     model->residency_ = options.residency;
     std::vector<RawWeights> raw(header.layers.size());
-    RETURN_IF_ERROR(model->ReadTensors(header, options, raw));
+    std::vector<ChunkDigests> chunks(header.layers.size());
+    RETURN_IF_ERROR(model->ReadTensors(header, options, raw, chunks));
     RETURN_IF_ERROR(model->ExpandWeights(header, options.threads, raw));
     RETURN_IF_ERROR(model->TakeDigests(header, options.threads, raw));
+    RETURN_IF_ERROR(model->TakeContentDigest(files, header, options, chunks));
     for (size_t i = 0; i < raw.size(); ++i) {
       if (model->layers_[i].wkv_type == GgufType::kQ2_K) model->memory_.push_back(std::move(raw[i].wkv));
     }
     model->TakeHeader(std::move(header));
     return model;
+  }
+
+  absl::Status ReadRowsFromFile(size_t layer, int64_t first, int64_t count, uint8_t* out) const override {
+    const TensorPlace& table = tables_[layer];
+    return table.file->ReadAt(table.tensor.offset + first * kernels::kQ2KBlockBytes, out,
+                              count * kernels::kQ2KBlockBytes);
   }
 
  private:
@@ -99,7 +118,8 @@ class LoadedModel : public EngramModel {
   }
 
   // Brings the tables where `options.residency` wants them and the small tensors into memory.
-  absl::Status ReadTensors(const EngramHeader& header, const LoadOptions& options, std::vector<RawWeights>& raw) {
+  absl::Status ReadTensors(const EngramHeader& header, const LoadOptions& options, std::vector<RawWeights>& raw,
+                           std::vector<ChunkDigests>& chunks) {
     std::vector<PendingRead> reads;
     const auto stage = [&](const TensorPlace& place, std::unique_ptr<AnonymousMemory>& into) -> absl::Status {
       ASSIGN_OR_RETURN(into, Allocate(place.tensor.bytes, absl::StrCat("tensor '", place.tensor.name, "'")));
@@ -125,10 +145,13 @@ class LoadedModel : public EngramModel {
       } else {
         std::unique_ptr<AnonymousMemory> table;
         RETURN_IF_ERROR(stage(tensors.table, table));
+        chunks[i].resize(static_cast<size_t>(ContentChunks(tensors.table.tensor.bytes)));
+        reads.back().digests = chunks[i].data();
         tensors.table.file->AdviseReadOnce();
         layer.table.bytes = table->data();
         memory_.push_back(std::move(table));
       }
+      tables_.push_back(tensors.table);
       layers_.push_back(layer);
     }
     return ReadAll(reads, options);
@@ -188,6 +211,27 @@ class LoadedModel : public EngramModel {
     return absl::OkStatus();
   }
 
+  // `chunks`: of the tables that were read; mapped ones have none.
+  absl::Status TakeContentDigest(const ModelFiles& files, const EngramHeader& header, const LoadOptions& options,
+                                 const std::vector<ChunkDigests>& chunks) {
+    const bool read = options.residency == Residency::kRam;
+    if (read) content_digest_ = ContentDigest(header, config_digest_, chunks);
+    const absl::StatusOr<Digest> said = ReadSidecar(files, config_digest_);
+    if (!said.ok()) {
+      if (!absl::IsNotFound(said.status()) && options.warn) {
+        options.warn(absl::StrCat(SidecarPath(path_), ": left aside: ", said.status().message()));
+      }
+      return absl::OkStatus();
+    }
+    if (read && *said != *content_digest_) {
+      return absl::DataLossError(absl::StrCat(
+          path_, ": the tables read have content_digest ", DigestHex(*content_digest_), "; expected ", DigestHex(*said),
+          ", which ", SidecarPath(path_), " says of files of these sizes and times (remove it if they are right)"));
+    }
+    content_digest_ = *said;
+    return absl::OkStatus();
+  }
+
   void TakeHeader(EngramHeader header) {
     geometry_ = header.geometry;
     token_map_ = std::move(header.token_map);
@@ -208,6 +252,7 @@ class LoadedModel : public EngramModel {
   // What the pointers in layers_ point into.
   std::vector<std::unique_ptr<AnonymousMemory>> memory_;
   std::vector<std::unique_ptr<const FileMapping>> mappings_;
+  std::vector<TensorPlace> tables_;  // where the tables stand in their files, per layer
 };
 
 }  // namespace

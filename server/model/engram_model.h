@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,8 @@ struct LoadOptions {
   int threads = 1;  // for reading and expanding
   // Called from the loading thread, at most a few times a second, and once when done.
   std::function<void(const LoadProgress&)> progress;
+  // Called from the loading thread with one line about what was left aside: a sidecar that is of no use, and why.
+  std::function<void(const std::string&)> warn;
 };
 
 struct EngramGeometry {
@@ -86,6 +89,13 @@ class EngramModel {
   const Digest& hash_digest() const { return hash_digest_; }
   // hash_digest plus eps, q/k, wkv, table type and row counts.
   const Digest& config_digest() const { return config_digest_; }
+  // Over the tables' bytes too: of what was read into memory, or what a good sidecar says of a mapped file. None: a
+  // mapped file without one.
+  const std::optional<Digest>& content_digest() const { return content_digest_; }
+
+  // Rows [first, first + count) of a layer's table as the file holds them, read from the file at this moment and not
+  // from the resident table: out [count][84]. `layer` is an index into layers().
+  virtual absl::Status ReadRowsFromFile(size_t layer, int64_t first, int64_t count, uint8_t* out) const = 0;
 
  protected:
   EngramModel() = default;
@@ -99,6 +109,7 @@ class EngramModel {
   std::vector<EngramLayer> layers_;
   Residency residency_ = Residency::kRam;
   Digest hash_digest_{}, config_digest_{};
+  std::optional<Digest> content_digest_;
 };
 
 }  // namespace engram

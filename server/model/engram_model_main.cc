@@ -14,6 +14,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/model/content_digest.h"
 #include "server/model/inspect.h"
 #include "server/model/progress_meter.h"
 #include "server/model/synth.h"
@@ -43,6 +44,17 @@ that names file, key or tensor, where the file would not load.
 Examples:
   engram-model inspect model.gguf
   engram-model inspect model-00001-of-00004.gguf --json | jq .config_digest
+)";
+
+constexpr const char* kDigestExamples = R"(
+Reads all of the tables, with all threads. The digests are those that engram-server has for the model; docs/formats.md
+defines them. With --write they are kept in PATH.digest, which tells a server that maps the files (--residency mmap) what
+they hold, as long as their sizes and times are the same, and lets one that reads them notice that they rotted.
+
+Examples:
+  engram-model digest model.gguf
+  engram-model digest model-00001-of-00004.gguf --write
+  engram-model digest model.gguf --json | jq -r .content_digest
 )";
 
 // Every flag's twin in the environment: synth's --rows-scale is ENGRAM_MODEL_SYNTH_ROWS_SCALE. Named when the command
@@ -106,6 +118,45 @@ int RunInspect(const InspectFlags& flags) {
   const absl::StatusOr<Inspection> inspection = InspectModel(flags.path);
   if (!inspection.ok()) return Fail(inspection.status());
   std::puts((flags.json ? InspectionJson(*inspection) : InspectionText(*inspection)).c_str());
+  return 0;
+}
+
+struct DigestFlags {
+  std::string path;
+  bool write = false, json = false;
+  int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+};
+
+CLI::App* AddDigest(CLI::App& app, DigestFlags& flags) {
+  CLI::App* command = app.add_subcommand("digest", "The three digests of a model, its tables' bytes included");
+  command->add_option("PATH", flags.path, "A .gguf, or shard 1 of a split")->required();
+  command->add_flag("--write", flags.write, "Keep them in PATH.digest, in place of what stands there");
+  command->add_flag("--json", flags.json, "Print one JSON object");
+  command->add_option("--threads", flags.threads, "Threads that read and digest")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command->footer(kDigestExamples);
+  AddEnvironmentTwins(*command);
+  return command;
+}
+
+int RunDigest(const DigestFlags& flags) {
+  const absl::StatusOr<Inspection> inspection = InspectModel(flags.path);
+  if (!inspection.ok()) return Fail(inspection.status());
+  absl::StatusOr<Digest> content;
+  {
+    ProgressMeter meter(absl::StrCat("reading ", flags.path));
+    content = DigestTables(inspection->header, inspection->config_digest, flags.threads,
+                           [&](int64_t done, int64_t total) { meter.Update(done, total); });
+  }
+  if (!content.ok()) return Fail(content.status());
+  std::string sidecar;
+  if (flags.write) {
+    const absl::Status written = WriteSidecar(inspection->files, inspection->config_digest, *content);
+    if (!written.ok()) return Fail(written);
+    sidecar = SidecarPath(flags.path);
+  }
+  std::puts((flags.json ? DigestsJson(*inspection, *content, sidecar) : DigestsText(*inspection, *content)).c_str());
   return 0;
 }
 
@@ -215,15 +266,18 @@ int Main(int argc, char** argv) {
       "the\n"
       "flag wins.");
   InspectFlags inspect_flags;
+  DigestFlags digest_flags;
   SynthFlags synth_flags;
   const CLI::App* inspect = AddInspect(app, inspect_flags);
+  const CLI::App* digest = AddDigest(app, digest_flags);
   const CLI::App* synth = AddSynth(app, synth_flags);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // CLI11's way to say "help" and "bad flag"
     return error.get_exit_code() == 0 ? app.exit(error) : Fail(ParseErrorText(app, error));
   }
-  return inspect->parsed() ? RunInspect(inspect_flags) : RunSynth(*synth, synth_flags);
+  if (inspect->parsed()) return RunInspect(inspect_flags);
+  return digest->parsed() ? RunDigest(digest_flags) : RunSynth(*synth, synth_flags);
 }
 
 }  // namespace

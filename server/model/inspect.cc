@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "server/model/status_macros.h"
@@ -121,6 +122,22 @@ std::string InspectionJson(const Inspection& inspection) {
   }
   json["hash_digest"] = DigestHex(inspection.hash_digest);
   json["config_digest"] = DigestHex(inspection.config_digest);
+  return json.dump(1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string DigestsText(const Inspection& inspection, const Digest& content_digest) {
+  return absl::StrCat("hash_digest    ", DigestHex(inspection.hash_digest), "\nconfig_digest  ",
+                      DigestHex(inspection.config_digest), "\ncontent_digest ", DigestHex(content_digest));
+}
+
+std::string DigestsJson(const Inspection& inspection, const Digest& content_digest, const std::string& sidecar) {
+  Json json;
+  json["path"] = inspection.files.path();
+  json["bytes"] = inspection.files.total_bytes();
+  json["hash_digest"] = DigestHex(inspection.hash_digest);
+  json["config_digest"] = DigestHex(inspection.config_digest);
+  json["content_digest"] = DigestHex(content_digest);
+  if (!sidecar.empty()) json["sidecar"] = sidecar;
   return json.dump(1, ' ', false, Json::error_handler_t::replace);
 }
 

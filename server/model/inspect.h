@@ -24,4 +24,8 @@ absl::StatusOr<Inspection> InspectModel(const std::string& path);
 std::string InspectionText(const Inspection& inspection);
 std::string InspectionJson(const Inspection& inspection);
 
+// The digests alone. `sidecar`: where they were written; empty: nowhere.
+std::string DigestsText(const Inspection& inspection, const Digest& content_digest);
+std::string DigestsJson(const Inspection& inspection, const Digest& content_digest, const std::string& sidecar);
+
 }  // namespace engram

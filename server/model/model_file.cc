@@ -31,6 +31,12 @@ absl::Status SystemError(const std::string& path, const char* what, int error) {
   }
 }
 
+// A year beyond 2262 wraps: still a number that changes when the file does.
+int64_t ModifiedNs(const struct stat& status) {
+  return static_cast<int64_t>(static_cast<uint64_t>(status.st_mtim.tv_sec) * 1'000'000'000u +
+                              static_cast<uint64_t>(status.st_mtim.tv_nsec));
+}
+
 }  // namespace
 
 FileMapping::~FileMapping() { munmap(pages_, pages_bytes_); }
@@ -50,10 +56,19 @@ absl::StatusOr<std::shared_ptr<const ModelFile>> ModelFile::Open(const std::stri
     return absl::InvalidArgumentError(absl::StrCat(
         path, ": is ", S_ISDIR(status.st_mode) ? "a directory" : "not a regular file", "; expected a GGUF file"));
   }
-  return std::shared_ptr<const ModelFile>(new ModelFile(path, fd, status.st_size));
+  return std::shared_ptr<const ModelFile>(new ModelFile(path, fd, status.st_size, ModifiedNs(status)));
 }
 
 ModelFile::~ModelFile() { close(fd_); }
+
+absl::Status ModelFile::CheckUnchanged() const {
+  struct stat status;
+  if (fstat(fd_, &status) != 0) return SystemError(path_, "cannot be examined", errno);
+  if (status.st_size == size_ && ModifiedNs(status) == modified_ns_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(path_, ": was written while it was read; expected ", size_,
+                                                    " bytes of ", modified_ns_, " ns, it has ", status.st_size, " of ",
+                                                    ModifiedNs(status)));
+}
 
 absl::Status ModelFile::ReadAt(int64_t offset, uint8_t* out, int64_t bytes) const {
   while (bytes > 0) {

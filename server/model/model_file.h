@@ -39,6 +39,11 @@ class ModelFile {
 
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }
+  // When it was last written, nanoseconds since 1970: when it was opened, like size().
+  int64_t modified_ns() const { return modified_ns_; }
+
+  // FailedPrecondition where the file, by whatever name it now has, was written since it was opened.
+  absl::Status CheckUnchanged() const;
 
   // Fills out[0, bytes) from byte `offset` on.
   absl::Status ReadAt(int64_t offset, uint8_t* out, int64_t bytes) const;
@@ -50,11 +55,13 @@ class ModelFile {
   void AdviseReadOnce() const;
 
  private:
-  ModelFile(std::string path, int fd, int64_t size) : path_(std::move(path)), fd_(fd), size_(size) {}
+  ModelFile(std::string path, int fd, int64_t size, int64_t modified_ns)
+      : path_(std::move(path)), fd_(fd), size_(size), modified_ns_(modified_ns) {}
 
   const std::string path_;
   const int fd_;
   const int64_t size_;
+  const int64_t modified_ns_;
 };
 
 }  // namespace engram

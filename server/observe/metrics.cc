@@ -85,6 +85,13 @@ struct Metrics::Series {
       BuildGauge().Name("engram_tickets").Help("Prepared results kept.").Register(*registry).Add({});
   prometheus::Gauge& prepare_bytes =
       BuildGauge().Name("engram_prepare_bytes").Help("Memory of the prepared results.").Register(*registry).Add({});
+  prometheus::Counter& probes =
+      BuildCounter().Name("engram_probes_total").Help("Golden-row probes run.").Register(*registry).Add({});
+  prometheus::Counter& probe_failures = BuildCounter()
+                                            .Name("engram_probe_failures_total")
+                                            .Help("Golden-row probes that found a wrong row or a wrong step.")
+                                            .Register(*registry)
+                                            .Add({});
   prometheus::Family<prometheus::Gauge>& model =
       BuildGauge().Name("engram_model_info").Help("1; the labels say what is served.").Register(*registry);
   prometheus::Family<prometheus::Gauge>& table_bytes =
@@ -144,11 +151,17 @@ void Metrics::SetTickets(int64_t tickets, int64_t bytes) {
   series_->prepare_bytes.Set(static_cast<double>(bytes));
 }
 
-void Metrics::SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view backend,
-                       absl::string_view numerics_id) {
+void Metrics::ProbeRan(bool passed) {
+  series_->probes.Increment();
+  if (!passed) series_->probe_failures.Increment();
+}
+
+void Metrics::SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view content_digest,
+                       absl::string_view backend, absl::string_view numerics_id) {
   series_->model
       .Add({{"hash_digest", std::string(hash_digest)},
             {"config_digest", std::string(config_digest)},
+            {"content_digest", std::string(content_digest)},
             {"backend", std::string(backend)},
             {"numerics_id", std::string(numerics_id)}})
       .Set(1);

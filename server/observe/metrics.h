@@ -39,9 +39,11 @@ class Metrics {
 
   void SetQueueTokens(int64_t tokens);
   void SetSessions(int64_t sessions, int64_t bytes, int64_t evicted_idle, int64_t evicted_memory);
+  void ProbeRan(bool passed);
   void SetTickets(int64_t tickets, int64_t bytes);
-  void SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view backend,
-                absl::string_view numerics_id);
+  // `content_digest`: "" where it is not known.
+  void SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view content_digest,
+                absl::string_view backend, absl::string_view numerics_id);
   void SetTableBytes(int64_t layer_id, absl::string_view residency, int64_t bytes);
 
   // What is scraped.

@@ -41,6 +41,7 @@ v1::GetModelResponse DescribeModel(const EngramModel& model, const CallLimits& l
   }
   reply.set_hash_digest(Bytes(model.hash_digest()));
   reply.set_config_digest(Bytes(model.config_digest()));
+  if (model.content_digest().has_value()) reply.set_content_digest(Bytes(*model.content_digest()));
   reply.set_numerics_id(identity.numerics_id);
   reply.set_server_epoch(identity.epoch);
 

@@ -18,6 +18,8 @@ struct ListenerOptions {
   std::vector<std::string> addresses;  // "host:port" (port 0: any free one) or "unix:/path"; at least one
   bool insecure = false;               // allow plaintext beyond loopback
   int64_t max_message_bytes = int64_t{64} << 20;
+  // Of all messages that are arriving: beyond, gRPC resets the streams they arrive on.
+  int64_t max_arriving_bytes = int64_t{1} << 30;
 };
 
 // Room in a message for what is not payload: ids, masks, names, field headers.

@@ -1,5 +1,7 @@
 // Apply, Prepare and Lookup, from the wire.
 #include <algorithm>
+#include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -89,19 +91,21 @@ class StepDecoder {
 
   void ModelKey(const std::string& key) {
     if (key.empty()) return;
-    const Digest& digest = context_.model.config_digest();
-    if (key.size() < 16 || key.size() > digest.size()) {
+    const Digest& config = context_.model.config_digest();
+    const std::optional<Digest>& content = context_.model.content_digest();
+    if (key.size() < 16 || key.size() > config.size()) {
       Add(Reason::kDigestMismatch, "model_key", absl::StrCat(key.size(), " bytes"), "16 to 32 bytes",
-          absl::StrCat("a model_key is the first 16 to 32 bytes of a config_digest, this one has ", key.size()));
+          absl::StrCat("a model_key is the first 16 to 32 bytes of a digest, this one has ", key.size()));
       return;
     }
-    if (std::equal(key.begin(), key.end(), digest.begin(),
-                   [](char a, uint8_t b) { return static_cast<uint8_t>(a) == b; })) {
-      return;
-    }
-    const std::string served = DigestHex(digest);
+    const auto begins = [&key](const Digest& digest) {
+      return std::memcmp(key.data(), digest.data(), key.size()) == 0;
+    };
+    if (begins(config) || (content.has_value() && begins(*content))) return;
+    const std::string served = DigestHex(config);
     Add(Reason::kDigestMismatch, "model_key", absl::BytesToHexString(key), served,
-        absl::StrCat("the model served here has config_digest ", served));
+        absl::StrCat("the model served here has config_digest ", served,
+                     content.has_value() ? absl::StrCat(", content_digest ", DigestHex(*content)) : ""));
   }
 
   void UnknownForm(int form, std::string bound) {

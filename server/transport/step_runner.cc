@@ -127,7 +127,9 @@ void Settle(const Core& core, const StepReply& reply, const Call& call, const ab
     }
   }
   if (reply.call.source == StepCall::Source::kTicket && status.ok() && ReadsHighway(call.form)) {
-    for (const int layer : reply.call.layers) core.tickets.Applied(reply.call.ticket, layer, call.tokens);
+    for (const int layer : reply.call.layers) {
+      core.tickets.Applied(reply.call.ticket, layer, call.prepared_first, call.tokens);
+    }
   }
 }
 

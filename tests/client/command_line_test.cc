@@ -68,6 +68,7 @@ TEST(CommandLine, WhatIsNotKnownIsNamedAndNotSomethingElseMissing) {
       {{{"apply", "--bogus"}, "apply: there is no flag \"--bogus\" (apply --help lists the flags)"},
        {{"apply", "5,6"}, "apply: the argument \"5,6\" is not expected (apply --help lists the flags)"},
        {{"apply", "--tokens", "1", "6"}, "apply: the argument \"6\" is not expected (apply --help lists the flags)"},
+       {{"lookup"}, "lookup: --tokens or --tokens-file is required (lookup --help lists the flags)"},
        {{"verify", "--all", "x"}, "verify: there is no flag \"--all\" (verify --help lists the flags)"},
        {{"verify"}, "FIXTURE is required (verify --help lists the flags)"},
        {{"apply"}, "apply: --tokens or --tokens-file is required (apply --help lists the flags)"}});

@@ -25,7 +25,8 @@ using testing::SizeIs;
 class ClientTest : public testing::Test {
  protected:
   absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& digest = "") {
-    return Client::Connect({.target = server_.target(), .connect_timeout = absl::Seconds(10), .hash_digest = digest});
+    return Client::Connect(
+        {.replicas = {.targets = {server_.target()}, .connect_timeout = absl::Seconds(10), .hash_digest = digest}});
   }
 
   std::unique_ptr<Client> ConnectOrDie() {
@@ -239,6 +240,17 @@ TEST_F(ClientTest, ManyThreadsShareAClient) {
   EXPECT_EQ(good, 160);
 }
 
+// A channel whose last holder was a callback ended on gRPC's own thread, which then waited for itself and aborted.
+TEST_F(ClientTest, AClientMayEndRightBehindItsLastCall) {
+  server_.apply = [](auto&, auto&, auto*) { return grpc::Status(grpc::StatusCode::UNAVAILABLE, "gone"); };
+  server_.Start();
+  for (int i = 0; i < 50; ++i) {
+    auto client = Connect();
+    ASSERT_TRUE(client.ok()) << client.status();
+    EXPECT_EQ((*client)->Apply(InPlaceCall(0)).code(), absl::StatusCode::kUnavailable);
+  }
+}
+
 TEST_F(ClientTest, ADigestThatDiffersNamesBoth) {
   server_.Start();
   const std::string mine(64, 'a');
@@ -263,7 +275,8 @@ TEST_F(ClientTest, AModelThatCannotBeIsRefusedAtConnect) {
 
 TEST_F(ClientTest, NobodyThereIsOneErrorThatNamesTargetAndCause) {
   const absl::Status status =
-      Client::Connect({.target = server_.target(), .connect_timeout = absl::Milliseconds(300)}).status();
+      Client::Connect({.replicas = {.targets = {server_.target()}, .connect_timeout = absl::Milliseconds(300)}})
+          .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr(server_.target()));
   EXPECT_THAT(std::string(status.message()), HasSubstr("No such file"));
@@ -285,14 +298,16 @@ TEST_F(ClientTest, AServerThatAcceptsAndSaysNothingIsToldApart) {
   };
   server_.Start();
   const absl::Status status =
-      Client::Connect({.target = server_.target(), .connect_timeout = absl::Milliseconds(300)}).status();
+      Client::Connect({.replicas = {.targets = {server_.target()}, .connect_timeout = absl::Milliseconds(300)}})
+          .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(status.message()), HasSubstr("GetModel was not answered"));
 }
 
 TEST(ClientTarget, RefusesWhatIsNoAddress) {
   for (const char* target : {"", "localhost", "localhost:", "localhost:99999", "unix:", ":8001"}) {
-    EXPECT_EQ(Client::Connect({.target = target}).status().code(), absl::StatusCode::kInvalidArgument) << target;
+    EXPECT_EQ(Client::Connect({.replicas = {.targets = {target}}}).status().code(), absl::StatusCode::kInvalidArgument)
+        << target;
   }
 }
 

@@ -21,18 +21,36 @@ FakeServer::FakeServer() : model(SampleModelResponse()) {
 }
 
 FakeServer::~FakeServer() {
-  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+  Stop();
   std::error_code ignored;
   std::filesystem::remove_all(directory_, ignored);
 }
 
-void FakeServer::Start() {
+void FakeServer::Start() { Listen(target_); }
+
+void FakeServer::StartTcp(const std::string& host) {
+  target_ = host + ":0";
+  Listen(target_);
+}
+
+void FakeServer::Listen(const std::string& address) {
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(target_, grpc::InsecureServerCredentials());
+  int port = 0;
+  // Two servers on one port would share its calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(64 << 20);
   builder.RegisterService(this);
   server_ = builder.BuildAndStart();
   ASSERT_NE(server_, nullptr);
+  if (address.back() == '0' && address[address.size() - 2] == ':') {
+    target_ = address.substr(0, address.size() - 1) + std::to_string(port);
+  }
+}
+
+void FakeServer::Stop() {
+  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+  server_ = nullptr;
 }
 
 std::vector<v1::ApplyRequest> FakeServer::requests() {

@@ -21,6 +21,8 @@ class FakeServer final : public v1::EngramService::Service {
   ~FakeServer() override;
 
   void Start();
+  void Stop();  // as if killed: calls under way are cut off; Start brings it back at the same place
+  void StartTcp(const std::string& host);  // instead of Start: on a free port; target() is "host:port" from then on
 
   const std::string& target() const { return target_; }  // "unix:/..."
   std::vector<v1::ApplyRequest> requests();              // that Apply received so far
@@ -34,6 +36,8 @@ class FakeServer final : public v1::EngramService::Service {
                         v1::GetModelResponse* response) override;
   grpc::Status Apply(grpc::ServerContext* context, const v1::ApplyRequest* request,
                      v1::ApplyResponse* response) override;
+
+  void Listen(const std::string& address);
 
   std::string directory_;
   std::string target_;

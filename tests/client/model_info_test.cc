@@ -48,6 +48,7 @@ TEST(ModelInfo, RefusesFieldsThatCouldOverflowOrCannotBe) {
       {"layers[1].row_bytes", [](auto* r) { r->mutable_layers(1)->set_row_bytes(-84); }},
       {"hash_digest", [](auto* r) { r->set_hash_digest("short"); }},
       {"config_digest", [](auto* r) { r->clear_config_digest(); }},
+      {"content_digest", [](auto* r) { r->set_content_digest("short"); }},
       {"server_epoch", [](auto* r) { r->clear_server_epoch(); }},
       {"limits.max_call_tokens", [](auto* r) { r->mutable_limits()->set_max_call_tokens(int64_t{1} << 40); }},
       {"limits.max_message_bytes", [](auto* r) { r->mutable_limits()->set_max_message_bytes(0x7fffffff); }},

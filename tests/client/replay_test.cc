@@ -34,7 +34,7 @@ class ReplayTest : public testing::Test {
       return Answer(request, response);
     };
     server_.Start();
-    client_ = Client::Connect({.target = server_.target()}).value();
+    client_ = Client::Connect({.replicas = {.targets = {server_.target()}}}).value();
   }
 
   ReplayReport Run(ReplayMode mode) {

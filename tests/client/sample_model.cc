@@ -31,6 +31,8 @@ v1::GetModelResponse SampleModelResponse() {
   limits->set_position_limit(1 << 20);
   limits->set_session_window(8192);
   limits->set_max_session_bytes(64);
+  limits->set_prepare_memory_bytes(1 << 30);
+  limits->set_ticket_ttl_ms(10000);
   response.set_hash_digest(std::string(32, '\x11'));
   response.set_config_digest(std::string(32, '\x22'));
   response.set_numerics_id("test");

@@ -254,7 +254,14 @@ TEST_F(ApplyRefusalsTest, DigestMismatch) {
   EXPECT_TRUE(rpc_->Apply(request).status.ok());
   request.set_model_key(digest);
   EXPECT_TRUE(rpc_->Apply(request).status.ok());
-  for (const std::string& key : {std::string(16, 'x'), digest.substr(0, 15), digest + "x"}) {
+  const std::string content = rpc_->Model().content_digest();
+  ASSERT_EQ(content.size(), 32u) << "tables in memory";
+  for (const std::string& key : {content, content.substr(0, 16)}) {
+    request.set_model_key(key);
+    EXPECT_TRUE(rpc_->Apply(request).status.ok());
+  }
+  for (const std::string& key : {std::string(16, 'x'), digest.substr(0, 15), digest + "x", content.substr(0, 15),
+                                 digest.substr(0, 16) + content.substr(16)}) {
     request.set_model_key(key);
     const Answer answer = rpc_->Apply(request);
     EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);

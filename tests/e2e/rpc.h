@@ -54,6 +54,13 @@ std::string HighwayOf(int64_t seed, int64_t first_token, int64_t tokens, int64_t
 // ErrorInfo's reason; empty where there is none.
 std::string ReasonOf(const grpc::Status& status);
 
+// A call by its wire bytes, as a client without our (or gRPC's) generated code would make it.
+std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                    const std::string& request);
+
+// One GET over a plain socket; the reply with its head.
+std::string HttpGet(const std::string& address, const std::string& path);
+
 void AddSequence(v1::ApplyRequest& request, const Seq& seq);
 
 }  // namespace engram::e2e

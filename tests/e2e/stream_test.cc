@@ -138,6 +138,41 @@ TEST_F(StreamTest, ARefusedRequestIsAnErrorMessageAndTheStreamGoesOn) {
   EXPECT_TRUE(Next().last());
 }
 
+TEST_F(StreamTest, UnknownEnumValuesAreRefusedByName) {
+  Start();
+  const v1::ApplyRequest good = ApplyOf({"", 0, {7}, {}, {}}, v1::FORM_KV);
+  v1::LookupRequest rows;
+  *rows.mutable_sequences() = good.sequences();
+  rows.add_layer_ids(1);
+  v1::PrepareRequest prepare;
+  *prepare.mutable_sequences() = good.sequences();
+  prepare.add_layer_ids(1);
+  std::vector<v1::StreamRequest> messages(5);
+  *messages[0].mutable_apply() = ApplyOf({"", 0, {7}, {}, {}}, v1::FORM_HIGHWAY);
+  messages[0].mutable_apply()->set_form(static_cast<v1::Form>(99));
+  *messages[1].mutable_apply() = good;
+  messages[1].mutable_apply()->set_highway_dtype(static_cast<v1::HighwayDtype>(99));
+  *messages[2].mutable_apply() = good;
+  messages[2].mutable_apply()->set_priority(static_cast<v1::Priority>(99));
+  *messages[3].mutable_lookup() = rows;
+  messages[3].mutable_lookup()->set_form(static_cast<v1::Form>(99));
+  *messages[4].mutable_prepare() = prepare;
+  messages[4].mutable_prepare()->set_priority(static_cast<v1::Priority>(99));
+  const std::vector<std::string> fields = {"form", "highway_dtype", "priority", "form", "priority"};
+  for (size_t i = 0; i < messages.size(); ++i) {
+    messages[i].set_request_id(i + 1);
+    ASSERT_TRUE(stream_->Write(messages[i]));
+    const v1::StreamResponse response = Next();
+    EXPECT_EQ(response.request_id(), i + 1);
+    ASSERT_TRUE(response.has_error());
+    google::rpc::ErrorInfo info;
+    for (const google::protobuf::Any& any : response.error().details()) any.UnpackTo(&info);
+    EXPECT_EQ(info.reason(), fields[i] == "highway_dtype" ? "DTYPE" : "FORM");
+    EXPECT_EQ(info.metadata().at("field"), fields[i]);
+    EXPECT_EQ(info.metadata().at("value"), "99");
+  }
+}
+
 TEST_F(StreamTest, TicketsMadeOnAStreamEndWithIt) {
   Start();
   v1::StreamRequest message;

@@ -12,11 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/blocking_counter.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "server/engine/cpu_backend.h"
 #include "server/refusal/refusal.h"
+#include "tests/engine/event.h"
 
 namespace engram {
 namespace {
@@ -25,7 +24,7 @@ namespace {
 class HeldBackend final : public Backend {
  public:
   struct Log {
-    absl::Notification entered, let_go;
+    Event entered, let_go;
     std::mutex mutex;
     std::vector<int64_t> steps;
     std::atomic<int> fail_step{-1};  // index of a step that fails
@@ -41,7 +40,7 @@ class HeldBackend final : public Backend {
     }
     if (index == 0) {
       log_->entered.Notify();
-      log_->let_go.WaitForNotification();
+      log_->let_go.Await();
     }
     if (static_cast<int>(index) == log_->fail_step) return absl::InternalError("device on fire");
     for (size_t i = 0; i < step.layers.size(); ++i) layer_done(i);
@@ -66,7 +65,7 @@ class EngineTest : public ::testing::Test {
   }
 
   struct Outcome {
-    absl::Notification over;
+    Event over;
     absl::Status status;
     std::atomic<bool> committed{false};
     std::atomic<bool> cancelled{false};
@@ -118,11 +117,11 @@ class EngineTest : public ::testing::Test {
 
 TEST_F(EngineTest, WhatWaitsFormsTheNextBatchUpToItsLimit) {
   auto first = Submit(1);
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   std::vector<std::shared_ptr<Outcome>> calls = {Submit(4), Submit(5), Submit(3)};
   log_->let_go.Notify();
   for (const auto& call : calls) {
-    call->over.WaitForNotification();
+    call->over.Await();
     EXPECT_TRUE(call->status.ok());
   }
   EXPECT_EQ(Steps(), (std::vector<int64_t>{1, 10, 2})) << "4 + 5 + 1 of 3, then the rest";
@@ -131,18 +130,18 @@ TEST_F(EngineTest, WhatWaitsFormsTheNextBatchUpToItsLimit) {
 TEST_F(EngineTest, ALongCallIsCut) {
   log_->let_go.Notify();
   auto call = Submit(34);
-  call->over.WaitForNotification();
+  call->over.Await();
   EXPECT_TRUE(call->status.ok());
   EXPECT_EQ(Steps(), (std::vector<int64_t>{10, 10, 10, 4}));
 }
 
 TEST_F(EngineTest, ACallCancelledWhileItWaitsIsNeitherCommittedNorComputed) {
   auto first = Submit(1);
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   auto call = Submit(4);
   call->cancelled = true;
   log_->let_go.Notify();
-  call->over.WaitForNotification();
+  call->over.Await();
   EXPECT_EQ(call->status.code(), absl::StatusCode::kCancelled);
   EXPECT_FALSE(call->committed);
   EXPECT_EQ(Steps(), std::vector<int64_t>{1});
@@ -150,10 +149,10 @@ TEST_F(EngineTest, ACallCancelledWhileItWaitsIsNeitherCommittedNorComputed) {
 
 TEST_F(EngineTest, ACallWhoseDeadlinePassesWhileItWaitsIsNeitherCommittedNorComputed) {
   auto first = Submit(1);
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   auto call = Submit(4, absl::Now() - absl::Seconds(1));
   log_->let_go.Notify();
-  call->over.WaitForNotification();
+  call->over.Await();
   EXPECT_EQ(call->status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_FALSE(call->committed);
   EXPECT_EQ(Steps(), std::vector<int64_t>{1});
@@ -161,10 +160,10 @@ TEST_F(EngineTest, ACallWhoseDeadlinePassesWhileItWaitsIsNeitherCommittedNorComp
 
 TEST_F(EngineTest, LaterBatchesOfALongCallAreNotComputedOnceItIsCancelled) {
   auto call = Submit(100);
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   call->cancelled = true;
   log_->let_go.Notify();
-  call->over.WaitForNotification();
+  call->over.Await();
   EXPECT_TRUE(call->committed);
   EXPECT_EQ(call->status.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(Steps(), std::vector<int64_t>{10});
@@ -172,13 +171,13 @@ TEST_F(EngineTest, LaterBatchesOfALongCallAreNotComputedOnceItIsCancelled) {
 
 TEST_F(EngineTest, ARefusedCommitEndsThatCallAlone) {
   auto first = Submit(1);
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   auto bad = Submit(4, absl::InfiniteFuture(), absl::FailedPreconditionError("gap"));
   auto good = Submit(4);
   log_->let_go.Notify();
-  good->over.WaitForNotification();
+  good->over.Await();
   EXPECT_TRUE(good->status.ok());
-  bad->over.WaitForNotification();
+  bad->over.Await();
   EXPECT_EQ(bad->status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(Steps(), (std::vector<int64_t>{1, 4}));
 }
@@ -186,27 +185,27 @@ TEST_F(EngineTest, ARefusedCommitEndsThatCallAlone) {
 TEST_F(EngineTest, AFailedBatchFailsItsCallsAndNoOthers) {
   log_->fail_step = 1;
   auto first = Submit(1);
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   auto a = Submit(4);
   auto b = Submit(30);  // cut: its first piece is in the failing batch
   log_->let_go.Notify();
-  a->over.WaitForNotification();
-  b->over.WaitForNotification();
+  a->over.Await();
+  b->over.Await();
   EXPECT_EQ(a->status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(b->status.code(), absl::StatusCode::kInternal);
   auto after = Submit(2);
-  after->over.WaitForNotification();
+  after->over.Await();
   EXPECT_TRUE(after->status.ok());
   EXPECT_TRUE(first->status.ok());
 }
 
 TEST_F(EngineTest, DecodeOvertakesALongPrefillAtTheNextBatch) {
   auto prefill = Submit(100, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill);
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   auto decode = Submit(1);
   log_->let_go.Notify();
-  decode->over.WaitForNotification();
-  prefill->over.WaitForNotification();
+  decode->over.Await();
+  prefill->over.Await();
   const std::vector<int64_t> steps = Steps();
   EXPECT_EQ(std::count(steps.begin(), steps.end(), 10), 10) << "the decode token rides along in the second batch";
   EXPECT_EQ(prefill->turn, 1);
@@ -216,60 +215,105 @@ TEST_F(EngineTest, DecodeOvertakesALongPrefillAtTheNextBatch) {
 
 TEST_F(EngineTest, DecodeGoesBeforePrefillsThatWaitedLonger) {
   auto first = Submit(1);
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   auto prefill = Submit(100, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill);
   auto decode = Submit(2);
   log_->let_go.Notify();
-  prefill->over.WaitForNotification();
+  prefill->over.Await();
   EXPECT_LT(decode->turn, prefill->turn);
   EXPECT_EQ(Steps().at(1), 10) << "2 of DECODE, 8 of PREFILL";
 }
 
 TEST_F(EngineTest, DecodeNeverStarvesPrefill) {
   auto first = Submit(1);
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   auto prefill = Submit(1, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill);
   std::vector<std::shared_ptr<Outcome>> decodes;
   for (int i = 0; i < 40; ++i) decodes.push_back(Submit(9));
   log_->let_go.Notify();
-  prefill->over.WaitForNotification();
-  for (const auto& decode : decodes) decode->over.WaitForNotification();
+  prefill->over.Await();
+  for (const auto& decode : decodes) decode->over.Await();
   EXPECT_EQ(prefill->turn, 3) << "an eighth of each batch is the prefill's";
 }
 
 TEST_F(EngineTest, ACallNeverOvertakesAnEarlierOneOfItsSession) {
   auto first = Submit(1);
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   auto prefill = Submit(100, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill, {"s"});
   auto same = Submit(1, absl::InfiniteFuture(), absl::OkStatus(), Priority::kDecode, {"s"});
   auto other = Submit(1, absl::InfiniteFuture(), absl::OkStatus(), Priority::kDecode, {"t"});
   log_->let_go.Notify();
-  same->over.WaitForNotification();
+  same->over.Await();
   EXPECT_LT(other->turn, prefill->turn);
   EXPECT_LT(prefill->turn, same->turn);
 }
 
+TEST_F(EngineTest, APrefillNeverOvertakesAnEarlierDecodeOfItsSession) {
+  auto first = Submit(1);
+  log_->entered.Await();
+  // More DECODE than a batch holds: the last of it is still waiting when PREFILL gets its share.
+  std::vector<std::shared_ptr<Outcome>> decodes;
+  for (int i = 0; i < 4; ++i) decodes.push_back(Submit(9));
+  auto same = Submit(1, absl::InfiniteFuture(), absl::OkStatus(), Priority::kDecode, {"s"});
+  auto other = Submit(1, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill, {"t"});
+  auto prefill = Submit(1, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill, {"s"});
+  log_->let_go.Notify();
+  prefill->over.Await();
+  EXPECT_LT(same->turn, prefill->turn);
+  EXPECT_LT(other->turn, same->turn) << "only those of its session wait for it";
+}
+
 TEST_F(EngineTest, ACallWithoutTokensIsItsCommitInItsTurn) {
   auto first = Submit(1, absl::InfiniteFuture(), absl::OkStatus(), Priority::kDecode, {"s"});
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   auto prefill = Submit(100, absl::InfiniteFuture(), absl::OkStatus(), Priority::kPrefill, {"s"});
   auto close = Submit(0, absl::InfiniteFuture(), absl::OkStatus(), Priority::kDecode, {"s"});
   log_->let_go.Notify();
-  close->over.WaitForNotification();
+  close->over.Await();
   EXPECT_TRUE(close->status.ok());
   EXPECT_GT(close->turn, prefill->turn);
 }
 
+// A stream's reply goes out when its layers are done, so that they must be, whoever is served.
+TEST_F(EngineTest, LayersAreDoneWhereEverySequenceOrTheLastOfThemIsRefused) {
+  log_->let_go.Notify();
+  for (const int64_t tokens : {int64_t{0}, kBatch, kBatch + 3}) {
+    auto outcome = std::make_shared<Outcome>();
+    auto call = std::make_unique<Call>();
+    call->form = Form::kKv;
+    call->layers = {{.layer = 0, .highway = nullptr, .out = out_}, {.layer = 1, .highway = nullptr, .out = out_}};
+    // Of kBatch + 3 tokens the last batch holds the second sequence alone.
+    call->sequences = {{.tokens = std::min(tokens, kBatch)}, {.tokens = std::max<int64_t>(0, tokens - kBatch)}};
+    call->tokens = tokens;
+    call->commit = [tokens](Call& c) {
+      c.windows.assign(static_cast<size_t>(2 * 3 + c.tokens), 1);
+      c.sequences[0].refused = tokens <= kBatch;
+      c.sequences[1].refused = true;
+      return absl::OkStatus();
+    };
+    call->layer_done = [outcome](const Call&, size_t) { ++outcome->layers; };
+    call->cancelled = [] { return false; };
+    call->done = [outcome](Call&, absl::Status status) {
+      outcome->status = std::move(status);
+      outcome->over.Notify();
+    };
+    engine_->Submit(std::move(call));
+    outcome->over.Await();
+    EXPECT_TRUE(outcome->status.ok()) << outcome->status;
+    EXPECT_EQ(outcome->layers, 2) << tokens;
+  }
+}
+
 TEST_F(EngineTest, StoppingRefusesWhatStillWaits) {
   auto first = Submit(1);
-  log_->entered.WaitForNotification();
+  log_->entered.Await();
   auto waiting = Submit(4);
   std::thread stopper([this] { engine_.reset(); });
   absl::SleepFor(absl::Milliseconds(20));
   log_->let_go.Notify();
   stopper.join();
-  waiting->over.WaitForNotification();
-  first->over.WaitForNotification();
+  waiting->over.Await();
+  first->over.Await();
   EXPECT_TRUE(first->status.ok()) << "the batch at hand is finished: " << first->status;
   EXPECT_EQ(DetailOf(waiting->status).offenders.at(0).reason, Reason::kDraining);
 }
@@ -282,7 +326,7 @@ TEST_F(EngineTest, ManyThreadsSubmitAndEveryCallEndsOnce) {
       std::vector<std::shared_ptr<Outcome>> calls;
       for (int i = 0; i < 200; ++i) calls.push_back(Submit(1 + i % 25));
       for (const auto& call : calls) {
-        call->over.WaitForNotification();  // a second end would notify twice and abort
+        call->over.Await();  // a second end fails the test
         EXPECT_TRUE(call->status.ok());
       }
     });

@@ -106,12 +106,25 @@ TEST_F(TicketStoreTest, AResultOfARolledBackTicketNeverComesToLife) {
   EXPECT_EQ(store_.stats().bytes, 0);
 }
 
+TEST_F(TicketStoreTest, ASliceAppliedTwiceIsNotTheWhole) {
+  const std::string retried = Make(100);
+  for (const int layer : {0, 1}) {
+    store_.Applied(retried, layer, 0, 2);
+    store_.Applied(retried, layer, 0, 2);
+  }
+  EXPECT_FALSE(store_.Reserve("p", 10, 0).ok());
+  EXPECT_TRUE(Good(retried)) << "its other half is still to come";
+  for (const int layer : {0, 1}) store_.Applied(retried, layer, 1, 3);
+  EXPECT_TRUE(store_.Reserve("p", 10, 0).ok());
+  EXPECT_FALSE(Good(retried));
+}
+
 TEST_F(TicketStoreTest, UnderPressureFullyAppliedOnesGoFirstThenPrepareIsRefused) {
   const std::string fresh = Make(40), half = Make(30), used = Make(30);
-  store_.Applied(half, 0, 4);
+  store_.Applied(half, 0, 0, 4);
   for (const int layer : {0, 1}) {
-    store_.Applied(used, layer, 2);
-    store_.Applied(used, layer, 2);
+    store_.Applied(used, layer, 0, 2);
+    store_.Applied(used, layer, 2, 2);
   }
   const std::string next = Make(25);
   EXPECT_FALSE(Good(used));

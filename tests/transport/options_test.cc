@@ -36,6 +36,7 @@ TEST(OptionsTest, DefaultsAreThoseOfTheContract) {
   EXPECT_EQ(o.position_limit, 1048576);
   EXPECT_EQ(o.drain_delay_secs, 5);
   EXPECT_EQ(o.drain_timeout_secs, 30);
+  EXPECT_EQ(o.probe_interval_secs, 300);
   EXPECT_GE(o.threads, 1);
   EXPECT_EQ(o.residency, Residency::kRam);
 }
@@ -82,6 +83,7 @@ TEST(OptionsTest, MistakesAreNamedWithTheirFlag) {
       {{"--model", "m", "--listen", "10.0.0.1:8001"}, "--insecure"},
       {{"--model", "m", "--http-listen", "0.0.0.0:8002"}, "--http-listen"},
       {{"--model", "m", "--max-queue-bytes", "1MiB"}, "would never be admitted"},
+      {{"--model", "m", "--probe-interval-secs", "-1"}, "--probe-interval-secs"},
       {{"--model", "m", "stray"}, "stray"},
   };
   for (const Mistake& mistake : mistakes) {

@@ -68,6 +68,70 @@ TEST_F(StepDecoderTest, AMaskOfOneSequenceLeavesTheOthersLive) {
   EXPECT_EQ(call->token_mask, (std::vector<uint8_t>{1, 0}));
 }
 
+// proto3 lets any number through. A value of tomorrow's proto is refused by field, value and what would be right.
+TEST_F(StepDecoderTest, UnknownEnumValuesAreRefusedByName) {
+  const auto expect = [](const absl::Status& status, Reason reason, const std::string& field, const std::string& value,
+                         const std::string& known) {
+    const RefusalDetail detail = DetailOf(status);
+    ASSERT_EQ(detail.total, 1) << status;
+    const Offender& offender = detail.offenders[0];
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(offender.reason, reason);
+    EXPECT_EQ(offender.field, field);
+    EXPECT_EQ(offender.value, value);
+    EXPECT_NE(offender.text.find(value), std::string::npos) << offender.text;
+    EXPECT_NE(offender.bound.find(known), std::string::npos) << offender.bound;
+  };
+  for (const int unknown : {99, -1, 7}) {
+    const std::string value = std::to_string(unknown);
+    const auto priority = static_cast<v1::Priority>(unknown);
+    v1::ApplyRequest apply;
+    apply.set_form(v1::FORM_KV);
+    apply.add_sequences()->add_token_ids(1);
+    apply.add_layers()->set_layer_id(1);
+    ASSERT_TRUE(DecodeApply(apply, context()).ok());
+    v1::ApplyRequest spoiled = apply;
+    spoiled.set_priority(priority);
+    expect(DecodeApply(spoiled, context()).status(), Reason::kForm, "priority", value, "PRIORITY_DECODE (1)");
+    spoiled = apply;
+    spoiled.set_highway_dtype(static_cast<v1::HighwayDtype>(unknown));
+    expect(DecodeApply(spoiled, context()).status(), Reason::kDtype, "highway_dtype", value, "HIGHWAY_DTYPE_BF16 (2)");
+    spoiled = apply;
+    spoiled.mutable_layers(0)->set_highway(std::string(1024, '\0'));  // of the default form, so that only one is wrong
+    spoiled.set_form(static_cast<v1::Form>(unknown));
+    expect(DecodeApply(spoiled, context()).status(), Reason::kForm, "form", value, "FORM_HIGHWAY (1)");
+
+    v1::PrepareRequest prepare;
+    prepare.add_sequences()->add_token_ids(1);
+    prepare.add_layer_ids(1);
+    prepare.set_priority(priority);
+    expect(DecodePrepare(prepare, context()).status(), Reason::kForm, "priority", value, "PRIORITY_PREFILL (2)");
+
+    v1::LookupRequest lookup;
+    lookup.add_sequences()->add_token_ids(1);
+    lookup.add_layer_ids(1);
+    lookup.set_priority(priority);
+    expect(DecodeLookup(lookup, context()).status(), Reason::kForm, "priority", value, "PRIORITY_PREFILL (2)");
+    lookup.clear_priority();
+    lookup.set_form(static_cast<v1::Form>(unknown));
+    expect(DecodeLookup(lookup, context()).status(), Reason::kForm, "form", value, "FORM_ROWS_BF16 (4)");
+  }
+}
+
+// A form that another RPC has is named like one that nobody knows.
+TEST_F(StepDecoderTest, FormsOfAnotherRpcAreRefused) {
+  v1::ApplyRequest apply;
+  apply.set_form(v1::FORM_ROWS_NATIVE);
+  apply.add_sequences()->add_token_ids(1);
+  apply.add_layers()->set_layer_id(1);
+  EXPECT_EQ(DetailOf(DecodeApply(apply, context()).status()).offenders.at(0).value, "3");
+  v1::LookupRequest lookup;
+  lookup.set_form(v1::FORM_GATE);
+  lookup.add_sequences()->add_token_ids(1);
+  lookup.add_layer_ids(1);
+  EXPECT_EQ(DetailOf(DecodeLookup(lookup, context()).status()).offenders.at(0).value, "6");
+}
+
 // Any bytes that parse as a request are decoded or refused with a reason; nothing else.
 TEST_F(StepDecoderTest, MutatedRequestsAreDecodedOrRefusedWithAReason) {
   std::mt19937 random(17);
