@@ -95,7 +95,7 @@ using PackedBytesFn = int64_t(const ProjectionWeights& weights);
 using PackFn = void(const ProjectionWeights& weights, uint8_t* packed, Workers& workers);
 
 // kv = wkv * x per token: x [tokens, inputs] bf16, kv [tokens, outputs] bf16, f32 accumulation in the one order of
-// projection_order.h. `scratch` [tokens, inputs] is overwritten.
+// projection_order.h. `scratch` [tokens, inputs] is overwritten; the reference needs none.
 using ProjectFn = void(const ProjectionWeights& weights, const Bf16* x, int64_t tokens, Bf16* kv, Bf16* scratch,
                        Workers& workers);
 

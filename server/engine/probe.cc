@@ -162,12 +162,12 @@ absl::Status Probe::MakeStep(int threads) {
       const int64_t t = chunk / ranges;
       const int64_t begin = chunk % ranges * kReferenceOutputs;
       kernels::ProjectionWeights part = weights.wkv;
-      part.bf16 += begin * part.inputs;
-      part.q2k = nullptr;
+      if (part.q2k != nullptr) part.q2k += begin * (part.inputs / kRowValues) * kRowBytes;
+      if (part.bf16 != nullptr) part.bf16 += begin * part.inputs;
       part.outputs = std::min(kReferenceOutputs, shape_.kv_values() - begin);
       kernels::Workers one(1);
       reference.project(part, rows.data() + t * part.inputs, 1, layers_[i].kv.data() + t * shape_.kv_values() + begin,
-                        one);
+                        nullptr, one);
       return absl::OkStatus();
     });
     if (!status.ok()) return status;

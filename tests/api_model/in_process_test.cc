@@ -36,8 +36,9 @@ class InProcess final : public ApiDriver {
                   .ttl = walk.plain.ticket_ttl,
                   .clock = clock}),
         engine_(model,
-                std::make_unique<CpuBackend>(model, kernels::CpuKernels(),
-                                             CpuBackendOptions{options.threads, options.max_batch_tokens}),
+                CpuBackend::Create(model, kernels::CpuKernels(),
+                                   CpuBackendOptions{options.threads, options.max_batch_tokens})
+                    .value(),
                 ShapeOf(*model), EngineOptions{options.max_batch_tokens}, metrics_),
         core_({.model = model,
                .shape = ShapeOf(*model),

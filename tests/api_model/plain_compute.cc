@@ -32,7 +32,8 @@ const PlainCompute::Kv& PlainCompute::KvOf(const PlainToken& token, int layer) {
     std::vector<kernels::Bf16> rows(static_cast<size_t>(model_->geometry().inputs()));
     kernels::CpuKernels().gather_rows(weights.table, &*first, shape_.columns, 1, shape_.columns, rows.data(), workers_);
     kv.resize(static_cast<size_t>(shape_.kv_values()));
-    kernels::CpuKernels().project(weights.wkv, rows.data(), 1, kv.data(), workers_);
+    // The reference has the same bits and needs nothing packed.
+    kernels::ReferenceKernels().project(weights.wkv, rows.data(), 1, kv.data(), nullptr, workers_);
   }
   return kv;
 }

@@ -82,7 +82,7 @@ TEST_F(IdentityTest, TheNumericsIdNamesBackendAlgorithmsMachineAndLibraries) {
   auto server = ServerProcess::Start(path_);
   ASSERT_TRUE(server.ok()) << server.status();
   Rpc rpc((*server)->unix_address());
-  EXPECT_THAT(rpc.Model().numerics_id(), MatchesRegex("cpu/k32-g8/[a-z0-9_+-]+/glibc-[0-9.]+"));
+  EXPECT_THAT(rpc.Model().numerics_id(), MatchesRegex("cpu/n16-g8/[a-z0-9_+-]+/glibc-[0-9.]+"));
 }
 
 TEST_F(IdentityTest, AModelThatIsNotWhatItsSidecarSaysIsOneLineAndExitCode2) {

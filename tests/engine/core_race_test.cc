@@ -65,7 +65,7 @@ class CoreRaceTest : public ::testing::Test {
     shape_ = ShapeOf(*model_);
     constexpr int64_t kBatch = 7;
     engine_ = std::make_unique<Engine>(
-        model_, std::make_unique<CpuBackend>(model_, kernels::CpuKernels(), CpuBackendOptions{3, kBatch}), shape_,
+        model_, CpuBackend::Create(model_, kernels::CpuKernels(), CpuBackendOptions{3, kBatch}).value(), shape_,
         EngineOptions{kBatch}, metrics_);
   }
 
@@ -184,7 +184,8 @@ class CoreRaceTest : public ::testing::Test {
       kernels::CpuKernels().gather_rows(layer.table, ids.data() + kLayer * shape_.columns, shape_.columns, 1,
                                         shape_.columns, rows.data(), alone);
       kv.resize(static_cast<size_t>(shape_.kv_values()));
-      kernels::CpuKernels().project(layer.wkv, rows.data(), 1, kv.data(), alone);
+      // The reference has the same bits and needs nothing packed.
+      kernels::ReferenceKernels().project(layer.wkv, rows.data(), 1, kv.data(), nullptr, alone);
     }
     return kv;
   }

@@ -37,8 +37,15 @@ class CopiedModel final : public EngramModel {
       EngramLayer& layer = layers_[i];
       tables[i].assign(layer.table.bytes, layer.table.bytes + layer.table.rows * kernels::kQ2KBlockBytes);
       layer.table.bytes = tables[i].data();
-      wkv[i].assign(layer.wkv.bf16, layer.wkv.bf16 + layer.wkv.inputs * layer.wkv.outputs);
-      layer.wkv.bf16 = wkv[i].data();
+      const int64_t bytes = layer.wkv.outputs * OutputBytes(i);
+      if (layer.wkv.q2k != nullptr) {
+        wkv[i].assign(layer.wkv.q2k, layer.wkv.q2k + bytes);
+        layer.wkv.q2k = wkv[i].data();
+      } else {
+        wkv[i].resize(static_cast<size_t>(bytes));
+        std::memcpy(wkv[i].data(), layer.wkv.bf16, static_cast<size_t>(bytes));
+        layer.wkv.bf16 = reinterpret_cast<const kernels::Bf16*>(wkv[i].data());
+      }
       qk[i].assign(layer.gate.qk, layer.gate.qk + geometry_.highway_values());
       layer.gate.qk = qk[i].data();
     }
@@ -48,8 +55,14 @@ class CopiedModel final : public EngramModel {
     return from_->ReadRowsFromFile(layer, first, count, out);
   }
 
+  // Of one output's weights.
+  int64_t OutputBytes(size_t layer) const {
+    const kernels::ProjectionWeights& weights = layers_[layer].wkv;
+    return weights.q2k != nullptr ? weights.inputs / kernels::kRowValues * kernels::kQ2KBlockBytes : weights.inputs * 2;
+  }
+
   std::vector<std::vector<uint8_t>> tables;
-  std::vector<std::vector<kernels::Bf16>> wkv;
+  std::vector<std::vector<uint8_t>> wkv;  // Q2_K blocks or bf16
   std::vector<std::vector<float>> qk;
 
  private:
@@ -61,10 +74,11 @@ class SpoiledBackend final : public Backend {
  public:
   using Spoil = std::function<void(const StepSlice&, int layer)>;
   SpoiledBackend(const std::shared_ptr<const EngramModel>& model, Spoil spoil)
-      : cpu_(model, kernels::CpuKernels(), {.threads = 2, .max_batch_tokens = 64}), spoil_(std::move(spoil)) {}
+      : cpu_(CpuBackend::Create(model, kernels::CpuKernels(), {.threads = 2, .max_batch_tokens = 64}).value()),
+        spoil_(std::move(spoil)) {}
 
   absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) override {
-    absl::StatusOr<StepTimes> times = cpu_.Run(step, layer_done);
+    absl::StatusOr<StepTimes> times = cpu_->Run(step, layer_done);
     for (const StepLayer& layer : step.layers) {
       for (const StepSlice& slice : layer.slices) spoil_(slice, layer.layer);
     }
@@ -74,7 +88,7 @@ class SpoiledBackend final : public Backend {
   std::string numerics_id() const override { return "spoiled"; }
 
  private:
-  CpuBackend cpu_;
+  const std::unique_ptr<CpuBackend> cpu_;
   const Spoil spoil_;
 };
 
@@ -90,7 +104,7 @@ class ProbeTest : public ::testing::TestWithParam<const char*> {
   }
 
   std::unique_ptr<Engine> EngineOn(const kernels::Kernels& kernels, int64_t batch) {
-    return std::make_unique<Engine>(model_, std::make_unique<CpuBackend>(model_, kernels, CpuBackendOptions{2, batch}),
+    return std::make_unique<Engine>(model_, CpuBackend::Create(model_, kernels, CpuBackendOptions{2, batch}).value(),
                                     ShapeOf(*model_), EngineOptions{batch}, metrics_);
   }
 
@@ -150,10 +164,10 @@ TEST_P(ProbeTest, NoticesWeightsThatWentBadSinceLoad) {
   const size_t last = model_->layers().size() - 1;
   const std::string where = absl::StrCat("layer ", LayerId(last), ", token ");
   // A whole output's weights: one of thousands of terms could hide in the tolerance.
-  const int64_t inputs = model_->geometry().inputs();
-  const auto weights = model_->wkv[last].begin() + 3 * inputs;
-  const std::vector<kernels::Bf16> kept(weights, weights + inputs);
-  std::fill(weights, weights + inputs, kernels::Bf16{0x4000});
+  const int64_t bytes = model_->OutputBytes(last);
+  const auto weights = model_->wkv[last].begin() + 3 * bytes;
+  const std::vector<uint8_t> kept(weights, weights + bytes);
+  std::fill(weights, weights + bytes, uint8_t{0x40});
   const std::string found = Found();
   EXPECT_THAT(found, HasSubstr(where + "0 of the step: kv value 3 is "));
   std::copy(kept.begin(), kept.end(), weights);
