@@ -49,7 +49,7 @@ int PrintMistake(absl::string_view text) {
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const ConnectionFlags& flags) {
-  return Client::Connect({.replicas = {.targets = {flags.target},
+  return Client::Connect({.replicas = {.targets = flags.targets,
                                        .connect_timeout = absl::Seconds(flags.connect_timeout_secs),
                                        .hash_digest = flags.hash_digest}});
 }

@@ -19,7 +19,7 @@ inline constexpr int kExitMiss = 1;   // verify: a value outside its tolerance
 inline constexpr int kExitError = 2;  // usage, connection, refusal
 
 struct ConnectionFlags {
-  std::string target = "127.0.0.1:8001";
+  std::vector<std::string> targets = {"127.0.0.1:8001"};
   double connect_timeout_secs = 5;
   double timeout_secs = 30;
   std::string hash_digest;

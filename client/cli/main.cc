@@ -24,7 +24,12 @@ void NameEnvironmentTwins(CLI::App* app, const std::string& prefix) {
 }
 
 void AddConnection(CLI::App* app, ConnectionFlags* flags) {
-  app->add_option("--target", flags->target, "Server: host:port or unix:/path")
+  app->add_option("--target", flags->targets,
+                  "Server: host:port or unix:/path; several, or a name with several addresses, are replicas")
+      ->delimiter(',')
+      ->expected(1)
+      ->take_all()
+      ->type_name("ADDR")
       ->capture_default_str()
       ->group("Connection");
   app->add_option("--connect-timeout", flags->connect_timeout_secs, "Seconds to wait for a server that is starting")

@@ -6,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/commands.h"
 #include "nlohmann/json.hpp"
 
@@ -95,6 +96,17 @@ void PrintTable(const std::string& target, const ModelInfo& model) {
                                        model.limits.max_session_bytes));
 }
 
+// Where there is more than one: which of them serve.
+void PrintReplicas(Client& client) {
+  const std::vector<ReplicaStatus> replicas = client.Replicas();
+  if (replicas.size() < 2) return;
+  absl::PrintF("\n");
+  for (const ReplicaStatus& replica : replicas) {
+    const std::string error = replica.last_error.ok() ? "" : absl::StrCat(": ", replica.last_error.message());
+    PrintRow("replica", absl::StrCat(replica.name, ", ", ReplicaStateName(replica.state), Printable(error)));
+  }
+}
+
 }  // namespace
 
 int RunModel(const ConnectionFlags& connection, const ModelFlags& flags) {
@@ -103,7 +115,8 @@ int RunModel(const ConnectionFlags& connection, const ModelFlags& flags) {
   if (flags.json) {
     PrintJson((*client)->model());
   } else {
-    PrintTable(connection.target, (*client)->model());
+    PrintTable(absl::StrJoin(connection.targets, ", "), (*client)->model());
+    PrintReplicas(**client);
   }
   return kExitOk;
 }

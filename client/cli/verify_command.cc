@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/commands.h"
 #include "client/verify/replay.h"
 
@@ -77,8 +78,9 @@ int RunVerify(const ConnectionFlags& connection, const VerifyFlags& flags) {
   absl::PrintF("fixture %s: %d cases, %d calls, %d layers, dim %d, hc %d; the server's geometry is the same\n",
                fixture->name, fixture->cases.size(), Calls(*fixture), fixture->layer_ids.size(), fixture->dim,
                fixture->hc);
-  absl::PrintF("server  %s: version %s, %s, config digest %s\n", connection.target, Printable(model.server_version),
-               Printable(model.numerics_id), absl::BytesToHexString(model.config_digest.substr(0, 8)));
+  absl::PrintF("server  %s: version %s, %s, config digest %s\n", absl::StrJoin(connection.targets, ", "),
+               Printable(model.server_version), Printable(model.numerics_id),
+               absl::BytesToHexString(model.config_digest.substr(0, 8)));
   absl::PrintF("errors are in units of the tolerance; above 1 is a miss\n\n");
   if (fixture->kv_tolerance != kKvToleranceText || fixture->out_tolerance != kOutToleranceText) {
     absl::PrintF(

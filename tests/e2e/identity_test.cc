@@ -13,6 +13,7 @@
 
 #include "absl/time/clock.h"
 #include "server/model/inspect.h"
+#include "tests/e2e/metrics_text.h"
 #include "tests/e2e/process.h"
 #include "tests/e2e/rpc.h"
 

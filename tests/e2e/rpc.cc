@@ -2,9 +2,6 @@
 
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <limits>
@@ -118,24 +115,6 @@ std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::st
   grpc::Slice slice;
   if (!reply.DumpToSingleSlice(&slice).ok()) return "";
   return {reinterpret_cast<const char*>(slice.begin()), slice.size()};
-}
-
-std::string HttpGet(const std::string& address, const std::string& path) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
-  std::string text;
-  if (::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0) {
-    const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
-    if (::send(fd, request.data(), request.size(), 0) > 0) {
-      char buffer[4096];
-      for (ssize_t n = 0; (n = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) text.append(buffer, static_cast<size_t>(n));
-    }
-  }
-  ::close(fd);
-  return text;
 }
 
 }  // namespace engram::e2e

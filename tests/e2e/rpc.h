@@ -58,9 +58,6 @@ std::string ReasonOf(const grpc::Status& status);
 std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                     const std::string& request);
 
-// One GET over a plain socket; the reply with its head.
-std::string HttpGet(const std::string& address, const std::string& path);
-
 void AddSequence(v1::ApplyRequest& request, const Seq& seq);
 
 }  // namespace engram::e2e
