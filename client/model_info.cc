@@ -183,6 +183,7 @@ absl::StatusOr<ModelInfo> DecodeModelInfo(const v1::GetModelResponse& response) 
   info.numerics_id = response.numerics_id();
   info.server_epoch = response.server_epoch();
   info.backend = response.backend();
+  info.isa = response.isa();
   info.residency = response.residency();
   info.server_version = response.server_version();
   if (response.suggested_form() == v1::FORM_UPDATE) info.suggested_form = Form::kUpdate;

@@ -84,6 +84,7 @@ struct ModelInfo {
   std::string numerics_id;
   uint64_t server_epoch = 0;
   std::string backend;
+  std::string isa;  // "avx512_bf16"
   std::string residency;
   std::string server_version;
   Form suggested_form = Form::kHighway;  // kHighway or kUpdate

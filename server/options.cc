@@ -1,13 +1,14 @@
 #include "server/options.h"
 
-#include <sched.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/cpu/cpu_kernels.h"
 #include "server/transport/listeners.h"
+#include "server/usable_cores.h"
 
 namespace engram {
 namespace {
@@ -21,11 +22,11 @@ constexpr int64_t kMostMessageBytes = (int64_t{1} << 31) - 1 - kEnvelopeBytes;
 // A number of bytes, with or without a unit: 1048576, 1MiB.
 CLI::Validator SizeInBytes() { return CLI::AsSizeValue(false).description(""); }
 
-int UsableCores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
+// "portable, avx2": what this machine runs.
+std::string CpuIsas() {
+  std::vector<std::string> names;
+  for (const kernels::CpuTwin& twin : kernels::SupportedCpuTwins()) names.push_back(twin.instructions);
+  return absl::StrJoin(names, ", ");
 }
 
 // A flag with its environment twin: --max-batch-tokens, ENGRAM_MAX_BATCH_TOKENS.
@@ -52,7 +53,10 @@ void Declare(CLI::App& app, ServerOptions& o) {
   Flag(app, "--backend", o.backend, "Where steps are computed; this build has cpu", model)
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
       ->type_name("auto|cpu|cuda");
-  Flag(app, "--threads", o.threads, "Compute threads; default: the cores this process may run on", model)
+  Flag(app, "--cpu-isa", o.cpu_isa, "Instruction set of the cpu backend; all give the same bits", model)
+      ->check(CLI::IsMember({"best", "portable", "avx2", "avx512", "avx512_bf16"}).description(""))
+      ->type_name("best|portable|avx2|avx512|avx512_bf16");
+  Flag(app, "--threads", o.threads, "Compute threads; default: the cores of the affinity and the cgroup's quota", model)
       ->check(CLI::Range(1, 1024))
       ->type_name("N");
   Flag(app, "--max-batch-tokens", o.max_batch_tokens, "Tokens computed at once; longer calls are cut", model)
@@ -127,6 +131,9 @@ void Declare(CLI::App& app, ServerOptions& o) {
 std::string Mistake(const ServerOptions& o) {
   if (o.model.empty()) return "--model is missing: name a .gguf file, or shard 1 of a split";
   if (o.backend == "cuda") return "--backend cuda: this build has no CUDA backend (expected auto or cpu)";
+  if (kernels::FindCpuTwin(o.cpu_isa) == nullptr) {
+    return absl::StrCat("--cpu-isa ", o.cpu_isa, ": this machine has ", CpuIsas());
+  }
   for (const std::string& address : o.listen) {
     if (const absl::Status status = CheckAddress(address, o.insecure); !status.ok()) {
       return std::string(status.message());
@@ -160,7 +167,8 @@ CommandLine ParseCommandLine(int argc, char** argv) {
       "  engram-server --model v41-00001-of-00004.gguf --listen 127.0.0.1:8001 --listen unix:/run/engram.sock\n"
       "Prints one line per listener and then \"ready\" on stdout; logs go to stderr. SIGTERM drains and exits 0;\n"
       "a setting or a model that cannot be used is one line on stderr and exit 2.\n");
-  app.set_version_flag("--version", absl::StrCat("engram-server ", ENGRAM_VERSION));
+  app.set_version_flag("--version", absl::StrCat("engram-server ", ENGRAM_VERSION, ", cpu-isa ",
+                                                 kernels::FindCpuTwin("best")->instructions, " of ", CpuIsas()));
   Declare(app, line.options);
   try {
     app.parse(argc, argv);

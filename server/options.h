@@ -20,7 +20,8 @@ struct ServerOptions {
 
   std::string backend = "auto";
   Residency residency = Residency::kRam;
-  int threads = 1;  // the default is what this process may run on
+  std::string cpu_isa = "best";  // or a CpuTwin's instructions
+  int threads = 1;               // the default is UsableCores()
   int64_t max_batch_tokens = 1024;
 
   int64_t max_queue_tokens = 65536;

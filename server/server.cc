@@ -10,6 +10,7 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "kernels/cpu/cpu_kernels.h"
 #include "server/admission/budget.h"
 #include "server/engine/cpu_backend.h"
 #include "server/engine/engine.h"
@@ -105,14 +106,16 @@ class RunningServer final : public Server {
         service_({.model = model_,
                   .shape = ShapeOf(*model_),
                   .limits = LimitsOf(options),
-                  .identity = {epoch_, engine_.backend().name(), engine_.backend().numerics_id()},
+                  .identity = {epoch_, engine_.backend().name(), kernels::FindCpuTwin(options.cpu_isa)->instructions,
+                               engine_.backend().numerics_id()},
                   .budget = budget_,
                   .sessions = sessions_,
                   .tickets = tickets_,
                   .engine = engine_,
                   .metrics = metrics_}) {
     metrics_.SetModel(DigestHex(model_->hash_digest()), DigestHex(model_->config_digest()), ContentHex(*model_),
-                      engine_.backend().name(), engine_.backend().numerics_id());
+                      engine_.backend().name(), kernels::FindCpuTwin(options.cpu_isa)->instructions,
+                      engine_.backend().numerics_id());
     for (const EngramLayer& layer : model_->layers()) {
       metrics_.SetTableBytes(layer.layer_id, options.residency == Residency::kRam ? "ram" : "mmap",
                              layer.table.rows * kernels::kQ2KBlockBytes);
@@ -248,8 +251,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::BuildAndStart(const ServerOption
   absl::StatusOr<std::shared_ptr<const EngramModel>> model = LoadModel(options);
   if (!model.ok()) return model.status();
   if (const absl::Status status = CheckMessageBytes(options, **model); !status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<CpuBackend>> backend = CpuBackend::Create(
-      *model, kernels::CpuKernels(), {.threads = options.threads, .max_batch_tokens = options.max_batch_tokens});
+  absl::StatusOr<std::unique_ptr<CpuBackend>> backend =
+      CpuBackend::Create(*model, *kernels::FindCpuTwin(options.cpu_isa)->kernels,
+                         {.threads = options.threads, .max_batch_tokens = options.max_batch_tokens});
   if (!backend.ok()) return backend.status();
   auto server = std::make_unique<RunningServer>(options, *std::move(model), *std::move(backend));
   if (const absl::Status status = server->ProbeAtLoad(); !status.ok()) return status;

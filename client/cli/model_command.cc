@@ -25,6 +25,7 @@ void PrintJson(const ModelInfo& model) {
   json["server_version"] = model.server_version;
   json["server_epoch"] = absl::StrCat(absl::Hex(model.server_epoch, absl::kZeroPad16));
   json["backend"] = model.backend;
+  json["isa"] = model.isa;
   json["residency"] = model.residency;
   json["numerics_id"] = model.numerics_id;
   json["hash_digest"] = absl::BytesToHexString(model.hash_digest);
@@ -65,7 +66,8 @@ void PrintRow(absl::string_view name, absl::string_view value) { absl::PrintF("%
 void PrintTable(const std::string& target, const ModelInfo& model) {
   PrintRow("server", absl::StrCat(target, ", version ", Printable(model.server_version)));
   PrintRow("epoch", absl::StrCat(absl::Hex(model.server_epoch, absl::kZeroPad16)));
-  PrintRow("backend", absl::StrCat(Printable(model.backend), ", tables in ", Printable(model.residency)));
+  PrintRow("backend", absl::StrCat(Printable(model.backend), " (", Printable(model.isa), "), tables in ",
+                                   Printable(model.residency)));
   PrintRow("numerics id", Printable(model.numerics_id));
   PrintRow("hash digest", absl::BytesToHexString(model.hash_digest));
   PrintRow("config digest", absl::BytesToHexString(model.config_digest));

@@ -157,6 +157,15 @@ std::span<const CpuTwin> SupportedCpuTwins() {
 #endif
 }
 
+const CpuTwin* FindCpuTwin(std::string_view instructions) {
+  const std::span<const CpuTwin> twins = SupportedCpuTwins();
+  if (instructions == "best") return &twins.back();
+  for (const CpuTwin& twin : twins) {
+    if (instructions == twin.instructions) return &twin;
+  }
+  return nullptr;
+}
+
 const Kernels& CpuKernels() { return *SupportedCpuTwins().back().kernels; }
 
 }  // namespace engram::kernels

@@ -46,6 +46,12 @@ class CpuBackend final : public Backend {
   absl::Status CheckSize(const Step& step) const;
   void Hash(const Step& step);
   IdRange IdsOf(const StepSlice& slice, int layer) const;
+  void AskForFirstRows(const Step& step) const;
+  void AskForRows(int layer, const IdRange& range, int64_t first, int64_t tokens, int columns) const;
+  // Calls read(first, count) for runs of tokens that cover [0, tokens), the rows of the next run asked of the disk
+  // before one is read; for all of them at once where tables are in memory.
+  void ReadInRuns(int layer, const IdRange& range, int64_t tokens, int columns,
+                  const std::function<void(int64_t first, int64_t count)>& read) const;
   int64_t GatherForKv(const StepLayer& work, const EngramLayer& layer);
   void Write(const StepSlice& slice, const EngramLayer& layer, int layer_index, const kernels::Bf16* kv);
   void CopyKv(const StepSlice& slice, const kernels::Bf16* kv) const;

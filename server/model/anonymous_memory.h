@@ -11,7 +11,8 @@ namespace engram {
 
 class AnonymousMemory {
  public:
-  // Zeroed, page-aligned. `what` names the use in the error: "the table of layer 1".
+  // Zeroed, page-aligned; its pages go round the memory nodes of a machine that has several, since every thread reads
+  // random rows of it. `what` names the use in the error: "the table of layer 1".
   static absl::StatusOr<std::unique_ptr<AnonymousMemory>> Allocate(int64_t bytes, const std::string& what);
   ~AnonymousMemory();
   AnonymousMemory(const AnonymousMemory&) = delete;

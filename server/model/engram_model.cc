@@ -101,6 +101,15 @@ class LoadedModel : public EngramModel {
                               count * kernels::kQ2KBlockBytes);
   }
 
+  void WillReadRows(size_t layer, absl::Span<const int64_t> rows) const override {
+    if (residency_ != Residency::kMmap) return;
+    const TensorPlace& table = tables_[layer];
+    for (const int64_t row : rows) {
+      if (row < 0) continue;
+      table.file->WillRead(table.tensor.offset + row * kernels::kQ2KBlockBytes, kernels::kQ2KBlockBytes);
+    }
+  }
+
  private:
   LoadedModel() = default;
 

@@ -97,6 +97,10 @@ class EngramModel {
   // from the resident table: out [count][84]. `layer` is an index into layers().
   virtual absl::Status ReadRowsFromFile(size_t layer, int64_t first, int64_t count, uint8_t* out) const = 0;
 
+  // These rows of a layer's table (-1: none) will be read soon. Where the table is mapped, what is not in memory is
+  // asked of the disk, all of it at once, without waiting; else nothing happens.
+  virtual void WillReadRows(size_t layer, absl::Span<const int64_t> rows) const = 0;
+
  protected:
   EngramModel() = default;
 

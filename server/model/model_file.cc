@@ -89,6 +89,11 @@ absl::Status ModelFile::ReadAt(int64_t offset, uint8_t* out, int64_t bytes) cons
   return absl::OkStatus();
 }
 
+void ModelFile::WillRead(int64_t offset, int64_t bytes) const {
+  // Not madvise: that takes the lock of the address space, which page faults want too.
+  posix_fadvise(fd_, offset, bytes, POSIX_FADV_WILLNEED);
+}
+
 absl::StatusOr<std::unique_ptr<const FileMapping>> ModelFile::MapForRandomReads(int64_t offset, int64_t bytes) const {
   const int64_t page = sysconf(_SC_PAGESIZE);
   const int64_t begin = offset / page * page;

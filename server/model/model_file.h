@@ -51,6 +51,9 @@ class ModelFile {
   // Maps [offset, offset + bytes), for reads at random places: the kernel reads no pages ahead.
   absl::StatusOr<std::unique_ptr<const FileMapping>> MapForRandomReads(int64_t offset, int64_t bytes) const;
 
+  // [offset, offset + bytes) will be read soon: what is not in memory is asked of the disk, without waiting. A hint.
+  void WillRead(int64_t offset, int64_t bytes) const;
+
   // The file will be read once: its pages need not push anything else out of the page cache. A hint.
   void AdviseReadOnce() const;
 

@@ -157,12 +157,13 @@ void Metrics::ProbeRan(bool passed) {
 }
 
 void Metrics::SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view content_digest,
-                       absl::string_view backend, absl::string_view numerics_id) {
+                       absl::string_view backend, absl::string_view isa, absl::string_view numerics_id) {
   series_->model
       .Add({{"hash_digest", std::string(hash_digest)},
             {"config_digest", std::string(config_digest)},
             {"content_digest", std::string(content_digest)},
             {"backend", std::string(backend)},
+            {"isa", std::string(isa)},
             {"numerics_id", std::string(numerics_id)}})
       .Set(1);
 }

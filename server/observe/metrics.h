@@ -43,7 +43,7 @@ class Metrics {
   void SetTickets(int64_t tickets, int64_t bytes);
   // `content_digest`: "" where it is not known.
   void SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view content_digest,
-                absl::string_view backend, absl::string_view numerics_id);
+                absl::string_view backend, absl::string_view isa, absl::string_view numerics_id);
   void SetTableBytes(int64_t layer_id, absl::string_view residency, int64_t bytes);
 
   // What is scraped.

@@ -14,6 +14,7 @@ namespace engram {
 struct ServerIdentity {
   uint64_t epoch = 0;  // random, never 0
   std::string backend;
+  std::string isa;  // the instruction set it computes with
   std::string numerics_id;
 };
 

@@ -55,6 +55,8 @@ class CopiedModel final : public EngramModel {
     return from_->ReadRowsFromFile(layer, first, count, out);
   }
 
+  void WillReadRows(size_t, absl::Span<const int64_t>) const override {}
+
   // Of one output's weights.
   int64_t OutputBytes(size_t layer) const {
     const kernels::ProjectionWeights& weights = layers_[layer].wkv;

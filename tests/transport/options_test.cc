@@ -75,6 +75,7 @@ TEST(OptionsTest, MistakesAreNamedWithTheirFlag) {
   const std::vector<Mistake> mistakes = {
       {{}, "--model is missing"},
       {{"--model", "m", "--threads", "0"}, "--threads"},
+      {{"--model", "m", "--cpu-isa", "avx1024"}, "--cpu-isa"},
       {{"--model", "m", "--max-message-bytes", "9GiB"}, "--max-message-bytes"},
       {{"--model", "m", "--max-message-bytes", "lots"}, "--max-message-bytes"},
       {{"--model", "m", "--residency", "disk"}, "--residency"},
