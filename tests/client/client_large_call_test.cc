@@ -1,4 +1,5 @@
-// A prefill of 4096 tokens at the released model's width: 671 MB of f32 highway up and as much down, ten messages' worth.
+// A prefill of 4096 tokens at the released model's width: 671 MB of f32 highway up and as much down, ten messages'
+// worth.
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -45,10 +46,10 @@ class LargeCallTest : public testing::Test {
     if (first > 0) history = SequenceHistory::Seeded(2, first, {ids_[static_cast<size_t>(first - 1)]}).value();
     ApplyCall call;
     call.timeout = absl::Minutes(4);
-    call.sequences = {{.history = &history,
-                       .start_pos = first,
-                       .token_ids = absl::MakeConstSpan(ids_).subspan(static_cast<size_t>(first),
-                                                                       static_cast<size_t>(tokens))}};
+    call.sequences = {
+        {.history = &history,
+         .start_pos = first,
+         .token_ids = absl::MakeConstSpan(ids_).subspan(static_cast<size_t>(first), static_cast<size_t>(tokens))}};
     for (int l = 0; l < 2; ++l) {
       const auto bytes = absl::MakeSpan(reinterpret_cast<char*>(highways[l].data()), highways[l].size() * 4);
       call.layers.push_back({.layer_id = l == 0 ? 1 : 14, .highway = bytes, .out = bytes});
