@@ -1,9 +1,11 @@
 // The client of engram servers: one model, any number of replicas, any number of threads.
 //
 //   auto client = Client::Connect({.replicas = {.targets = {"engram:8001"}}});
+//   if (!client.ok()) return client.status();
 //   SequenceHistory history((*client)->model().max_ngram);
 //   ApplyCall call;
 //   call.sequences = {{.history = &history, .start_pos = 0, .token_ids = ids}};
+//   // absl::Span<char> bytes: T * hc * dim * 4 of f32, updated in place
 //   call.layers = {{.layer_id = 1, .highway = bytes, .out = bytes}};
 //   absl::Status status = (*client)->Apply(call);
 //

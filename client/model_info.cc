@@ -54,6 +54,12 @@ const Form* FormOf(v1::Form wire) {
   return nullptr;
 }
 
+std::optional<HighwayDtype> DtypeOf(v1::HighwayDtype wire) {
+  if (wire == v1::HIGHWAY_DTYPE_F32) return HighwayDtype::kF32;
+  if (wire == v1::HIGHWAY_DTYPE_BF16) return HighwayDtype::kBf16;
+  return std::nullopt;
+}
+
 }  // namespace
 
 int64_t BytesOf(HighwayDtype dtype) { return dtype == HighwayDtype::kBf16 ? 2 : 4; }
@@ -173,9 +179,7 @@ absl::StatusOr<ModelInfo> DecodeModelInfo(const v1::GetModelResponse& response) 
   for (const v1::FormCost& cost : response.form_costs()) {
     const Form* form = FormOf(cost.form());
     if (form == nullptr) continue;
-    info.form_costs.push_back(
-        {*form, cost.highway_dtype() == v1::HIGHWAY_DTYPE_BF16 ? HighwayDtype::kBf16 : HighwayDtype::kF32,
-         cost.request_bytes(), cost.reply_bytes()});
+    info.form_costs.push_back({*form, DtypeOf(cost.highway_dtype()), cost.request_bytes(), cost.reply_bytes()});
   }
   info.hash_digest = response.hash_digest();
   info.config_digest = response.config_digest();

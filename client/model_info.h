@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,7 +61,7 @@ struct ModelInfo {
   // Bytes per token and layer, as the server states them: for people; the client computes its own.
   struct FormCost {
     Form form = Form::kHighway;
-    HighwayDtype dtype = HighwayDtype::kF32;
+    std::optional<HighwayDtype> dtype = {};  // none where the form sends no highway
     int64_t request_bytes = 0;
     int64_t reply_bytes = 0;
   };

@@ -178,6 +178,9 @@ Finding ReplicaSet::Core::Judge(const Replica& replica, ModelAnswer& answer) {
   if (!hash_digest_.empty() && model.hash_digest != hash_digest_) {
     return differs("hash_digest", model.hash_digest, hash_digest_);
   }
+  if (!config_digest_.empty() && model.config_digest != config_digest_) {
+    return differs("config_digest", model.config_digest, config_digest_);
+  }
   if (!model_.has_value()) {
     max_call_tokens_ = model.limits.max_call_tokens;
     max_message_bytes_ = std::min(model.limits.max_message_bytes, options_.max_message_bytes);

@@ -27,9 +27,11 @@ size_t ReplicaSet::Core::RankOf(const std::string& name, const std::vector<std::
   return static_cast<size_t>(avoid.rend() - found);
 }
 
-ReplicaSet::Core::Core(const ReplicaOptions& options, std::string hash_digest, Resolver resolver)
+ReplicaSet::Core::Core(const ReplicaOptions& options, std::string hash_digest, std::string config_digest,
+                       Resolver resolver)
     : options_(options),
       hash_digest_(std::move(hash_digest)),
+      config_digest_(std::move(config_digest)),
       resolver_(std::move(resolver)),
       connect_deadline_(absl::Now() + options.connect_timeout),
       random_(std::random_device()()),

@@ -55,8 +55,8 @@ struct Replica {
 
 class ReplicaSet::Core : public std::enable_shared_from_this<ReplicaSet::Core> {
  public:
-  // `hash_digest`: raw, or empty.
-  Core(const ReplicaOptions& options, std::string hash_digest, Resolver resolver);
+  // Digests are raw, or empty.
+  Core(const ReplicaOptions& options, std::string hash_digest, std::string config_digest, Resolver resolver);
 
   // Once, before anything else. Returns when a replica has answered or none will by connect_timeout.
   absl::Status Start();
@@ -110,6 +110,7 @@ class ReplicaSet::Core : public std::enable_shared_from_this<ReplicaSet::Core> {
 
   const ReplicaOptions options_;
   const std::string hash_digest_;
+  const std::string config_digest_;
   const Resolver resolver_;
   absl::Time connect_deadline_;
 

@@ -13,12 +13,12 @@ namespace engram::client {
 namespace {
 
 // 32 raw bytes of what was given; empty stays empty.
-absl::StatusOr<std::string> RawDigest(const std::string& digest) {
+absl::StatusOr<std::string> RawDigest(absl::string_view name, const std::string& digest) {
   if (digest.empty() || digest.size() == 32) return digest;
   const bool hex = digest.size() == 64 && std::all_of(digest.begin(), digest.end(), absl::ascii_isxdigit);
   if (hex) return absl::HexStringToBytes(digest);
   return absl::InvalidArgumentError(
-      absl::StrCat("hash_digest has ", digest.size(), " characters, expected 64 hex digits or 32 raw bytes"));
+      absl::StrCat(name, " has ", digest.size(), " characters, expected 64 hex digits or 32 raw bytes"));
 }
 
 absl::Status CheckOptions(const ReplicaOptions& options) {
@@ -52,10 +52,12 @@ absl::Status CheckOptions(const ReplicaOptions& options) {
 
 absl::StatusOr<std::unique_ptr<ReplicaSet>> ReplicaSet::Connect(const ReplicaOptions& options, Resolver resolver) {
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
-  absl::StatusOr<std::string> hash_digest = RawDigest(options.hash_digest);
+  absl::StatusOr<std::string> hash_digest = RawDigest("hash_digest", options.hash_digest);
   if (!hash_digest.ok()) return hash_digest.status();
-  std::unique_ptr<ReplicaSet> set(
-      new ReplicaSet(std::make_shared<Core>(options, *std::move(hash_digest), std::move(resolver))));
+  absl::StatusOr<std::string> config_digest = RawDigest("config_digest", options.config_digest);
+  if (!config_digest.ok()) return config_digest.status();
+  std::unique_ptr<ReplicaSet> set(new ReplicaSet(
+      std::make_shared<Core>(options, *std::move(hash_digest), *std::move(config_digest), std::move(resolver))));
   if (absl::Status status = set->core_->Start(); !status.ok()) return status;
   return set;
 }

@@ -1,8 +1,9 @@
 // The servers a client may use: who they are (DNS), whether they serve the model, which has the least to do.
 //
-// The first that answers GetModel fixes the model. Another one gets calls after it has answered with the same
-// config_digest, and numerics_id unless allow_numerics_change; one that fails or restarts is asked again before it gets
-// calls (replica_health.h). All servers are equal but for the tokens this client has in flight there.
+// The first that answers GetModel, and has the digests given if any, fixes the model. Another one gets calls after it
+// has answered with the same config_digest, and numerics_id unless allow_numerics_change; one that fails or restarts is
+// asked again before it gets calls (replica_health.h). All servers are equal but for the tokens this client has in
+// flight there.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +42,10 @@ struct ReplicaOptions {
   // with another one is another model. Empty: not checked.
   std::string hash_digest = {};
 
+  // The config_digest (docs/formats.md) of the one model wanted, in the same form. Empty: that of the first server that
+  // answers, so where targets serve different models it is chance which one counts.
+  std::string config_digest = {};
+
   // The client's own ceiling for the tensors of one message. It bounds what a faulty server can make it allocate.
   int64_t max_message_bytes = int64_t{256} << 20;
 
@@ -74,8 +79,8 @@ class ReplicaSet {
 
   // Blocks until one server has answered, or connect_timeout has passed, or every server has answered that it is
   // another model. INVALID_ARGUMENT for options; else the error names every target and why not: DIGEST_MISMATCH where
-  // all have another hash_digest, DEADLINE_EXCEEDED where all are connected and silent, mostly UNAVAILABLE. `resolver`
-  // is asked for targets that DNS must answer, on a thread of the set, and may block.
+  // all have another digest than the one given, DEADLINE_EXCEEDED where all are connected and silent, mostly
+  // UNAVAILABLE. `resolver` is asked for targets that DNS must answer, on a thread of the set, and may block.
   static absl::StatusOr<std::unique_ptr<ReplicaSet>> Connect(const ReplicaOptions& options,
                                                              Resolver resolver = ResolveTarget);
 

@@ -146,8 +146,8 @@ int Apply(Client& client, const ConnectionFlags& connection, const ApplyFlags& f
   const absl::Time start = absl::Now();
   if (absl::Status status = client.Apply(call); !status.ok()) return PrintError(status);
   const double milliseconds = absl::ToDoubleMilliseconds(absl::Now() - start);
-  absl::PrintF("%d tokens at position %d, %d layers, form %s: %.3f ms\n", inputs.count(), flags.start_pos,
-               layer_ids.size(), FormName(call.form), milliseconds);
+  absl::PrintF("%s at position %d, %s, form %s: %.3f ms\n", Count(inputs.count(), "token"), flags.start_pos,
+               Count(static_cast<int64_t>(layer_ids.size()), "layer"), FormName(call.form), milliseconds);
   for (const LayerRun& layer : call.layers) {
     if (call.form == Form::kKv) {
       PrintKv(model, layer, inputs.count());
@@ -173,6 +173,7 @@ int RunApply(const ConnectionFlags& connection, const ApplyFlags& flags) {
   }
   absl::StatusOr<std::unique_ptr<Client>> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
+  PrintExcluded(**client);
   return Apply(**client, connection, flags, *inputs, file);
 }
 

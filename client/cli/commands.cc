@@ -1,5 +1,6 @@
 #include "client/cli/commands.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -7,6 +8,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/error_details.h"
 
 namespace engram::client {
@@ -17,6 +20,10 @@ std::string Printable(absl::string_view text) {
     if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) c = '?';
   }
   return printable;
+}
+
+std::string Count(int64_t count, absl::string_view thing) {
+  return absl::StrCat(count, " ", thing, count == 1 ? "" : "s");
 }
 
 std::string ByteSize(int64_t bytes) {
@@ -51,7 +58,29 @@ int PrintMistake(absl::string_view text) {
 absl::StatusOr<std::unique_ptr<Client>> Connect(const ConnectionFlags& flags) {
   return Client::Connect({.replicas = {.targets = flags.targets,
                                        .connect_timeout = absl::Seconds(flags.connect_timeout_secs),
-                                       .hash_digest = flags.hash_digest}});
+                                       .hash_digest = flags.hash_digest,
+                                       .config_digest = flags.config_digest}});
+}
+
+std::vector<ReplicaStatus> ReplicasAsked(const Client& client) {
+  const auto waits = [](const ReplicaStatus& replica) {
+    return replica.state == ReplicaState::kNew && replica.last_error.ok();
+  };
+  const absl::Time until = absl::Now() + absl::Seconds(1);
+  std::vector<ReplicaStatus> replicas = client.Replicas();
+  while (std::any_of(replicas.begin(), replicas.end(), waits) && absl::Now() < until) {
+    absl::SleepFor(absl::Milliseconds(5));
+    replicas = client.Replicas();
+  }
+  return replicas;
+}
+
+void PrintExcluded(const Client& client) {
+  for (const ReplicaStatus& replica : ReplicasAsked(client)) {
+    if (replica.state != ReplicaState::kOtherModel && replica.state != ReplicaState::kOtherNumerics) continue;
+    absl::FPrintF(stderr, "engram-cli: excluded, %s: %s\n", ReplicaStateName(replica.state),
+                  Printable(replica.last_error.message()));
+  }
 }
 
 }  // namespace engram::client

@@ -23,6 +23,7 @@ struct ConnectionFlags {
   double connect_timeout_secs = 5;
   double timeout_secs = 30;
   std::string hash_digest;
+  std::string config_digest;
 };
 
 struct ModelFlags {
@@ -65,6 +66,13 @@ int RunVerify(const ConnectionFlags& connection, const VerifyFlags& flags);
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const ConnectionFlags& flags);
 
+// The client's replicas when each has answered, or failed to, or a second is over: Connect() waits for the first alone.
+std::vector<ReplicaStatus> ReplicasAsked(const Client& client);
+
+// "engram-cli: excluded, other model: ..." on stderr for each replica that gets no calls for what it serves. Nothing is
+// waited for or said of a single replica.
+void PrintExcluded(const Client& client);
+
 // "engram-cli: INVALID_ARGUMENT: TOKEN_OUT_OF_RANGE: ..." and a line per offender on stderr; returns kExitError.
 int PrintError(const absl::Status& status);
 
@@ -73,6 +81,9 @@ int PrintMistake(absl::string_view text);
 
 // What a server sent, fit for a terminal: control characters become '?'.
 std::string Printable(absl::string_view text);
+
+// "1 token", "2 tokens".
+std::string Count(int64_t count, absl::string_view thing);
 
 // "30.04 GiB".
 std::string ByteSize(int64_t bytes);

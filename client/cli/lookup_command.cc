@@ -63,8 +63,8 @@ int Lookup(Client& client, const ConnectionFlags& connection, const LookupFlags&
   const absl::Time start = absl::Now();
   if (absl::Status status = client.Lookup(call); !status.ok()) return PrintError(status);
   const double milliseconds = absl::ToDoubleMilliseconds(absl::Now() - start);
-  absl::PrintF("%d tokens at position %d, %d layers, form %s: %.3f ms\n", inputs.count(), flags.start_pos,
-               layer_ids.size(), FormName(call.form), milliseconds);
+  absl::PrintF("%s at position %d, %s, form %s: %.3f ms\n", Count(inputs.count(), "token"), flags.start_pos,
+               Count(static_cast<int64_t>(layer_ids.size()), "layer"), FormName(call.form), milliseconds);
   for (size_t i = 0; i < layer_ids.size(); ++i) PrintLayer(model, call.form, layer_ids[i], inputs.count(), outputs[i]);
   if (flags.out_file.empty()) return kExitOk;
   if (absl::Status status = file.Write(outputs); !status.ok()) return PrintMistake(status.message());
@@ -82,6 +82,7 @@ int RunLookup(const ConnectionFlags& connection, const LookupFlags& flags) {
   }
   absl::StatusOr<std::unique_ptr<Client>> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
+  PrintExcluded(**client);
   return Lookup(**client, connection, flags, *inputs, file);
 }
 

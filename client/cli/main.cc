@@ -42,6 +42,9 @@ void AddConnection(CLI::App* app, ConnectionFlags* flags) {
       ->group("Connection");
   app->add_option("--hash-digest", flags->hash_digest, "Refuse a server whose hash digest is not these 64 hex digits")
       ->group("Connection");
+  app->add_option("--config-digest", flags->config_digest,
+                  "Refuse a server whose config digest is not these 64 hex digits; else the first that answers decides")
+      ->group("Connection");
 }
 
 CLI::App* AddModel(CLI::App* app, ModelFlags* flags) {
@@ -67,7 +70,10 @@ void AddTokens(CLI::App* command, TokenFlags* flags) {
       ->add_option("--lookback", flags->lookback,
                    "The N-1 ids before --start-pos, newest first, -1 = masked or before the start: 7,6,-1")
       ->group("Sequence");
-  command->add_option("--session", flags->session, "Let the server keep the history under this name")
+  command
+      ->add_option("--session", flags->session,
+                   "Let the server keep the history under this name; with several targets each run may reach another "
+                   "replica, which does not know it")
       ->group("Sequence");
   command->add_option("--layer", flags->layers, "Layer ids: 1,14; repeatable; default all layers")
       ->type_name("INTS")

@@ -2,11 +2,14 @@
 
 #include <cstdio>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "client/cli/commands.h"
 #include "nlohmann/json.hpp"
 
@@ -14,10 +17,8 @@ namespace engram::client {
 namespace {
 
 std::string FormLabel(const ModelInfo::FormCost& cost) {
-  // Only these have a highway, in one dtype or the other.
-  const bool highway = cost.form == Form::kHighway || cost.form == Form::kUpdate || cost.form == Form::kGate;
-  if (!highway) return std::string(FormName(cost.form));
-  return absl::StrCat(FormName(cost.form), " ", HighwayDtypeName(cost.dtype));
+  if (!cost.dtype.has_value()) return std::string(FormName(cost.form));
+  return absl::StrCat(FormName(cost.form), " ", HighwayDtypeName(*cost.dtype));
 }
 
 void PrintJson(const ModelInfo& model) {
@@ -48,13 +49,17 @@ void PrintJson(const ModelInfo& model) {
                     {"max_message_bytes", model.limits.max_message_bytes},
                     {"position_limit", model.limits.position_limit},
                     {"session_window", model.limits.session_window},
-                    {"max_session_bytes", model.limits.max_session_bytes}};
+                    {"max_session_bytes", model.limits.max_session_bytes},
+                    {"prepare_memory_bytes", model.limits.prepare_memory_bytes},
+                    {"ticket_ttl_ms", model.limits.ticket_ttl_ms}};
+  json["suggested_form"] = FormName(model.suggested_form);
   json["form_costs"] = nlohmann::ordered_json::array();
   for (const ModelInfo::FormCost& cost : model.form_costs) {
-    json["form_costs"].push_back({{"form", FormName(cost.form)},
-                                  {"highway_dtype", HighwayDtypeName(cost.dtype)},
-                                  {"request_bytes", cost.request_bytes},
-                                  {"reply_bytes", cost.reply_bytes}});
+    nlohmann::ordered_json entry = {{"form", FormName(cost.form)}};
+    if (cost.dtype.has_value()) entry["highway_dtype"] = HighwayDtypeName(*cost.dtype);
+    entry["request_bytes"] = cost.request_bytes;
+    entry["reply_bytes"] = cost.reply_bytes;
+    json["form_costs"].push_back(std::move(entry));
   }
   // Replace, not throw, where a server sent bytes that are no text.
   const std::string text = json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
@@ -96,11 +101,15 @@ void PrintTable(const std::string& target, const ModelInfo& model) {
   PrintRow("positions", absl::StrCat("below ", model.limits.position_limit));
   PrintRow("sessions", absl::StrFormat("the last %d positions, names of at most %d bytes", model.limits.session_window,
                                        model.limits.max_session_bytes));
+  PrintRow("prepared results",
+           absl::StrFormat("%s, tickets are good for %s", ByteSize(model.limits.prepare_memory_bytes),
+                           absl::FormatDuration(absl::Milliseconds(model.limits.ticket_ttl_ms))));
+  PrintRow("suggested form", FormName(model.suggested_form));
 }
 
 // Where there is more than one: which of them serve.
-void PrintReplicas(Client& client) {
-  const std::vector<ReplicaStatus> replicas = client.Replicas();
+void PrintReplicas(const Client& client) {
+  const std::vector<ReplicaStatus> replicas = ReplicasAsked(client);
   if (replicas.size() < 2) return;
   absl::PrintF("\n");
   for (const ReplicaStatus& replica : replicas) {
@@ -116,6 +125,7 @@ int RunModel(const ConnectionFlags& connection, const ModelFlags& flags) {
   if (!client.ok()) return PrintError(client.status());
   if (flags.json) {
     PrintJson((*client)->model());
+    PrintExcluded(**client);
   } else {
     PrintTable(absl::StrJoin(connection.targets, ", "), (*client)->model());
     PrintReplicas(**client);

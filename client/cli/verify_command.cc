@@ -40,7 +40,7 @@ void PrintStage(const StageResult& stage) {
 }
 
 void PrintReport(const NamedMode& mode, const ReplayReport& report) {
-  absl::PrintF("%s: %d messages\n", mode.title, report.calls);
+  absl::PrintF("%s: %s\n", mode.title, Count(report.calls, "message"));
   PrintStage(report.kv);
   PrintStage(report.f32);
   PrintStage(report.f32_rounded);
@@ -72,12 +72,13 @@ int RunVerify(const ConnectionFlags& connection, const VerifyFlags& flags) {
   if (!fixture.ok()) return PrintMistake(fixture.status().message());
   absl::StatusOr<std::unique_ptr<Client>> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
+  PrintExcluded(**client);
   const ModelInfo& model = (*client)->model();
   if (absl::Status status = CheckSameModel(model, *fixture); !status.ok()) return PrintError(status);
 
-  absl::PrintF("fixture %s: %d cases, %d calls, %d layers, dim %d, hc %d; the server's geometry is the same\n",
-               fixture->name, fixture->cases.size(), Calls(*fixture), fixture->layer_ids.size(), fixture->dim,
-               fixture->hc);
+  absl::PrintF("fixture %s: %s, %s, %s, dim %d, hc %d; the server's geometry is the same\n", fixture->name,
+               Count(static_cast<int64_t>(fixture->cases.size()), "case"), Count(Calls(*fixture), "call"),
+               Count(static_cast<int64_t>(fixture->layer_ids.size()), "layer"), fixture->dim, fixture->hc);
   absl::PrintF("server  %s: version %s, %s, config digest %s\n", absl::StrJoin(connection.targets, ", "),
                Printable(model.server_version), Printable(model.numerics_id),
                absl::BytesToHexString(model.config_digest.substr(0, 8)));

@@ -1,6 +1,7 @@
 // What the tools say to a newcomer's mistakes: one line that names the real one, and exit code 2.
 #include <stdlib.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -22,6 +23,8 @@ using e2e::Finished;
 using e2e::RunToEnd;
 using e2e::TempDir;
 using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
 
 const std::vector<std::string> kTools = {ENGRAM_CLI, ENGRAM_MODEL};
 
@@ -210,6 +213,45 @@ TEST_F(CliTest, ADeadlineNamesTargetAndLimit) {
   const Finished run = Apply({"--timeout", "0.05"});
   EXPECT_EQ(run.exit_code, 2);
   EXPECT_EQ(run.err, "engram-cli: DEADLINE_EXCEEDED: no answer from " + server_.target() + " within 50ms\n");
+}
+
+TEST_F(CliTest, AReplicaOfAnotherModelIsToldAndGetsNoCalls) {
+  FakeServer other;
+  other.model.set_config_digest(std::string(32, '\x23'));
+  other.Start();
+  const std::string wanted(64, '2');
+  const std::vector<std::string> base = {ENGRAM_CLI, "--target", other.target() + "," + server_.target(),
+                                         "--config-digest", wanted};
+  const auto run = [&](std::vector<std::string> command) {
+    command.insert(command.begin(), base.begin(), base.end());
+    return RunToEnd(command);
+  };
+  const std::string line = "engram-cli: excluded, other model: DIGEST_MISMATCH: config_digest: " + other.target() +
+                           " has config_digest 2323";
+  const Finished apply = run({"apply", "--tokens", "5", "--layer", "14"});
+  EXPECT_EQ(apply.exit_code, 0) << apply.err;
+  EXPECT_THAT(apply.err, StartsWith(line));
+  EXPECT_EQ(std::count(apply.err.begin(), apply.err.end(), '\n'), 1);
+  EXPECT_THAT(apply.out, StartsWith("1 token at position 0, 1 layer, form highway: "));
+  EXPECT_THAT(run({"model", "--json"}).err, StartsWith(line));
+  const Finished model = run({"model"});
+  EXPECT_THAT(model.out, HasSubstr(other.target() + ", other model: "));
+  EXPECT_THAT(model.out, HasSubstr(server_.target() + ", serving"));
+
+  const Finished none = RunToEnd({ENGRAM_CLI, "--target", other.target(), "--config-digest", wanted, "model"});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, StartsWith("engram-cli: FAILED_PRECONDITION: DIGEST_MISMATCH: "));
+}
+
+TEST_F(CliTest, JsonNamesADtypeOnlyWhereThereIsAHighway) {
+  server_.model.add_form_costs()->set_form(v1::FORM_KV);
+  const Finished run = RunToEnd({ENGRAM_CLI, "--target", server_.target(), "model", "--json"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("\"form\": \"kv\""));
+  EXPECT_THAT(run.out, Not(HasSubstr("highway_dtype")));
+  EXPECT_THAT(run.out, HasSubstr("\"ticket_ttl_ms\": 10000"));
+  EXPECT_THAT(run.out, HasSubstr("\"prepare_memory_bytes\": 1073741824"));
+  EXPECT_THAT(run.out, HasSubstr("\"suggested_form\": \"highway\""));
 }
 
 TEST_F(CliTest, VerifyAgainstAnotherModelNamesTheFilesToServe) {

@@ -71,5 +71,15 @@ TEST(ModelInfo, FormsOfANewerServerAreSkipped) {
   EXPECT_EQ(DecodeModelInfo(response)->form_costs.size(), 1u);
 }
 
+TEST(ModelInfo, OnlyFormsWithAHighwayHaveItsDtype) {
+  v1::GetModelResponse response = SampleModelResponse();
+  response.add_form_costs()->set_form(v1::FORM_ROWS_NATIVE);
+  response.add_form_costs()->set_form(v1::FORM_UPDATE);
+  response.mutable_form_costs(1)->set_highway_dtype(v1::HIGHWAY_DTYPE_BF16);
+  const std::vector<ModelInfo::FormCost> costs = DecodeModelInfo(response)->form_costs;
+  EXPECT_FALSE(costs[0].dtype.has_value());
+  EXPECT_EQ(costs[1].dtype, HighwayDtype::kBf16);
+}
+
 }  // namespace
 }  // namespace engram::client

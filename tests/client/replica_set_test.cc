@@ -108,6 +108,29 @@ TEST_F(ReplicaSetTest, AServerWithAnotherHashDigestNeverFixesTheModel) {
   EXPECT_EQ(StatusOf(*set, a_.target()).state, ReplicaState::kOtherModel);
 }
 
+TEST_F(ReplicaSetTest, AConfigDigestSaysWhichModelIsMeantWhoeverAnswersFirst) {
+  a_.model.set_config_digest(std::string(32, '\x23'));
+  a_.Start();
+  ReplicaOptions options = Options({a_.target(), b_.target()});
+  options.config_digest = b_.model.config_digest();
+  std::thread late([&] {
+    absl::SleepFor(absl::Milliseconds(200));
+    b_.Start();
+  });
+  auto set = ConnectOrDie(options);
+  late.join();
+  ASSERT_NE(set, nullptr);
+  EXPECT_EQ(set->model().config_digest, b_.model.config_digest());
+  EXPECT_EQ(StatusOf(*set, a_.target()).state, ReplicaState::kOtherModel);
+
+  options.targets = {a_.target()};
+  options.config_digest = std::string(64, 'b');
+  options.connect_timeout = absl::Hours(1);
+  const absl::Status status = ReplicaSet::Connect(options).status();
+  EXPECT_EQ(ErrorReason(status), "DIGEST_MISMATCH");
+  EXPECT_THAT(std::string(status.message()), HasSubstr(a_.target() + " has config_digest 2323"));
+}
+
 TEST_F(ReplicaSetTest, AnotherConfigDigestNeverGetsCallsAndIsTold) {
   a_.Start();
   auto set = ConnectOrDie(Options({a_.target(), b_.target()}));
@@ -331,6 +354,7 @@ TEST(ReplicaSetOptions, OneThatCannotBeIsNamedWithItsValue) {
   EXPECT_EQ(message([](auto& o) { o.ejection.max = absl::Milliseconds(2); }),
             "ejection.max is 2ms, expected at least ejection.base, 50ms");
   EXPECT_THAT(message([](auto& o) { o.hash_digest = "abc"; }), HasSubstr("hash_digest has 3 characters"));
+  EXPECT_THAT(message([](auto& o) { o.config_digest = "abcd"; }), HasSubstr("config_digest has 4 characters"));
 }
 
 }  // namespace
