@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "server/options_cores.h"
 #include "server/transport/listeners.h"
-#include "server/usable_cores.h"
 
 namespace engram {
 namespace {

@@ -10,12 +10,13 @@
 namespace engram::kernels {
 namespace {
 
-// Grains: enough work that a claim (one atomic add, below 0.1 µs when contended) is lost in it, little enough that the
-// last range does not keep one thread busy while the others sleep.
-constexpr int64_t kHashGrain = 32;    // tokens of 48 divisions each, about 0.2 us: 6 us
-constexpr int64_t kGatherGrain = 96;  // rows, four tokens of 24 columns: 7 us, and six times the prefetch distance
-constexpr int64_t kProjectGrain = 1;  // panels of 128 outputs: 258 KB of Q2_K, 10 us for one token
-constexpr int64_t kGateGrain = 1;     // tokens of 4 x 5120 values: 5 to 10 us
+// Grains: enough work that a claim (one atomic add, below 0.1 µs when contended) is lost in it, and that waking a
+// sleeping thread (some 10 µs, more on a busy machine) pays: what fits one range runs on the calling thread alone.
+// Little enough that the last range does not keep one thread busy while the others sleep.
+constexpr int64_t kHashGrain = 512;    // tokens of 48 moduli each, about 60 ns: 30 us
+constexpr int64_t kGatherGrain = 384;  // rows, 16 tokens of 24 columns, 20 to 100 ns each: 8 to 40 us
+constexpr int64_t kProjectGrain = 1;   // panels of 128 outputs: 258 KB of Q2_K, 10 us for one token
+constexpr int64_t kGateGrain = 4;      // tokens of 4 x 5120 values, 5 us each
 
 // value mod prime, 0 <= value.
 ENGRAM_ALWAYS_INLINE int64_t ModuloOf(uint64_t value, uint64_t prime, uint64_t reciprocal) {

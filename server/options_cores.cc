@@ -1,4 +1,4 @@
-#include "server/usable_cores.h"
+#include "server/options_cores.h"
 
 #include <sched.h>
 
