@@ -55,24 +55,6 @@ double CopyRate(Workers& workers, const std::vector<uint64_t>& from, std::vector
          });
 }
 
-double TouchRate(Workers& workers, const uint8_t* table, int64_t bytes) {
-  constexpr int64_t kTouches = 1 << 20;
-  std::atomic<uint64_t> seed{1};
-  return kTouches / BestSeconds(3, [&] {
-           workers.ForEachRange(kTouches, kTouches / 64, [&](int64_t begin, int64_t end) {
-             uint64_t state = 0x9E3779B97F4A7C15u * seed.fetch_add(1) | 1;
-             uint64_t sum = 0;
-             for (int64_t i = begin; i < end; ++i) {
-               state ^= state << 13;
-               state ^= state >> 7;
-               state ^= state << 17;
-               sum += table[state % static_cast<uint64_t>(bytes)];
-             }
-             Keep(sum);
-           });
-         });
-}
-
 double FlopRate(Workers& workers) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -95,13 +77,31 @@ double FlopRate(Workers& workers) {
 
 }  // namespace
 
+double MeasureTouches(Workers& workers, const uint8_t* table, int64_t table_bytes) {
+  constexpr int64_t kTouches = 1 << 20;
+  std::atomic<uint64_t> seed{1};
+  return kTouches / BestSeconds(3, [&] {
+           workers.ForEachRange(kTouches, kTouches / 64, [&](int64_t begin, int64_t end) {
+             uint64_t state = 0x9E3779B97F4A7C15u * seed.fetch_add(1) | 1;
+             uint64_t sum = 0;
+             for (int64_t i = begin; i < end; ++i) {
+               state ^= state << 13;
+               state ^= state >> 7;
+               state ^= state << 17;
+               sum += table[state % static_cast<uint64_t>(table_bytes)];
+             }
+             Keep(sum);
+           });
+         });
+}
+
 MachineLimits MeasureLimits(Workers& workers, const uint8_t* table, int64_t table_bytes) {
   const std::vector<uint64_t> from(kStream / 8, 1);
   std::vector<uint64_t> to(kStream / 8, 2);
   MachineLimits limits;
   limits.read_bytes = ReadRate(workers, from);
   limits.copy_bytes = CopyRate(workers, from, to);
-  limits.touch_lines = TouchRate(workers, table, table_bytes);
+  limits.touch_lines = MeasureTouches(workers, table, table_bytes);
   limits.bf16_flops = FlopRate(workers);
   return limits;
 }

@@ -17,4 +17,7 @@ struct MachineLimits {
 // Takes about a second. `table` is what random lines are read from.
 MachineLimits MeasureLimits(Workers& workers, const uint8_t* table, int64_t table_bytes);
 
+// Cache lines read at random places of the table, per second, all threads: what a gather cannot outrun.
+double MeasureTouches(Workers& workers, const uint8_t* table, int64_t table_bytes);
+
 }  // namespace engram::kernels
