@@ -14,12 +14,14 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/kernels.h"
 #include "tests/bench/bench_setup.h"
+#include "tests/bench/huge_pages.h"
 #include "tests/bench/machine_limits.h"
 #include "tests/bench/peers.h"
 #include "tests/bench/table_growth.h"
@@ -136,7 +138,7 @@ void Gather(benchmark::State& state, const Geometry& geometry, int64_t tokens) {
 // wkv as a twin keeps it, from Q2_K blocks or from bf16: made once per twin and source.
 struct Packed {
   ProjectionWeights weights;
-  std::vector<uint8_t> memory;
+  std::unique_ptr<HugePages> memory;
 };
 
 std::vector<uint8_t> RandomBlocks(const Geometry& geometry) {
@@ -156,10 +158,9 @@ const Packed& PackedWeights(const CpuTwin& twin, const Geometry& geometry, bool 
   } else {
     packed.weights.bf16 = Once<&RandomWeights>(geometry).data();
   }
-  packed.memory.resize(static_cast<size_t>(twin.kernels->packed_bytes(packed.weights)) + 64);
-  uint8_t* aligned = packed.memory.data() + 64 - reinterpret_cast<uintptr_t>(packed.memory.data()) % 64;
-  twin.kernels->pack(packed.weights, aligned, Pool());
-  packed.weights.packed = aligned;
+  packed.memory = std::make_unique<HugePages>(twin.kernels->packed_bytes(packed.weights));
+  twin.kernels->pack(packed.weights, packed.memory->data(), Pool());
+  packed.weights.packed = packed.memory->data();
   return packed;
 }
 

@@ -93,7 +93,7 @@ Current& Make(int64_t gib, bool huge) {
   current.table.reset();
   current.gib = gib;
   current.huge = huge;
-  if (MemInfo("MemAvailable") < (gib << 30) + (int64_t{1} << 30)) return current;
+  if (MemInfo("MemAvailable") < (gib << 30) + (int64_t{2} << 30)) return current;
   current.table = std::make_unique<Table>(gib, huge);
   if (current.table->ok()) current.touches = MeasureTouches(Pool(), current.table->data(), current.table->bytes());
   return current;
@@ -102,7 +102,7 @@ Current& Make(int64_t gib, bool huge) {
 void GatherGrowth(benchmark::State& state, int64_t gib, bool huge) {
   const Current& current = Make(gib, huge);
   if (current.table == nullptr) {
-    state.SkipWithError("less free memory than the table and 1 GiB");
+    state.SkipWithError("less free memory than the table and 2 GiB");
     return;
   }
   if (!current.table->ok()) {
