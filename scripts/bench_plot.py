@@ -5,7 +5,7 @@ import math
 from html import escape
 
 WIDTH, HEIGHT = 300, 240  # of a panel
-LEFT, RIGHT, TOP, BOTTOM = 48, 12, 34, 44
+LEFT, RIGHT, TOP, BOTTOM = 48, 26, 34, 44
 LEGEND = 18  # a line of it
 
 STYLE = """
