@@ -4,22 +4,27 @@
 //   engram_kernels_bench --benchmark_filter=released     (some 3 GiB of memory)
 //   engram_kernels_bench --benchmark_filter=small        what ctest runs, to prove that the benchmarks work
 //
-// The environment variable ENGRAM_BENCH_THREADS sets the threads (default: all of the machine).
+// The environment variable ENGRAM_BENCH_THREADS sets the threads (default: all of the machine);
+// ENGRAM_BENCH_TABLE_GIB=1,2,4,8 adds gathers from tables of those sizes (table_growth.h). Projections by oneDNN and
+// ggml are there where the build found them (peers.h).
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/kernels.h"
-#include "kernels/workers.h"
+#include "tests/bench/bench_setup.h"
+#include "tests/bench/huge_pages.h"
 #include "tests/bench/machine_limits.h"
+#include "tests/bench/peers.h"
+#include "tests/bench/table_growth.h"
 
 namespace engram::kernels {
 namespace {
@@ -38,36 +43,6 @@ struct Geometry {
 // The released model but for its table: 25 M rows of 84 B are 2.1 GB, far beyond any cache and its page walks.
 constexpr Geometry kReleased = {"released", 5120, 4, 24, 25'000'000};
 constexpr Geometry kSmall = {"small", 64, 4, 3, 1000};
-
-Workers& Pool() {
-  static Workers workers([] {
-    const char* threads = std::getenv("ENGRAM_BENCH_THREADS");
-    return threads != nullptr ? std::atoi(threads) : static_cast<int>(std::thread::hardware_concurrency());
-  }());
-  return workers;
-}
-
-// xorshift64: fast enough to fill gigabytes, and the same on every run.
-class Random {
- public:
-  uint64_t Next() {
-    state_ ^= state_ << 13;
-    state_ ^= state_ >> 7;
-    state_ ^= state_ << 17;
-    return state_;
-  }
-
- private:
-  uint64_t state_ = 0x9E3779B97F4A7C15u;
-};
-
-// bf16 of either sign between 2^-7 and 1: no subnormals, no overflow.
-std::vector<Bf16> RandomBf16(int64_t count) {
-  Random random;
-  std::vector<Bf16> values(static_cast<size_t>(count));
-  for (Bf16& value : values) value = static_cast<Bf16>((random.Next() & 0x83FFu) | 0x3C00u);
-  return values;
-}
 
 std::vector<uint8_t> RandomTable(const Geometry& geometry) {
   const int64_t rows = geometry.rows;
@@ -97,11 +72,6 @@ const auto& Once(const Geometry& geometry) {
   return released;
 }
 
-void CountTokens(benchmark::State& state, int64_t tokens) {
-  state.counters["tokens/s"] =
-      benchmark::Counter(static_cast<double>(state.iterations() * tokens), benchmark::Counter::kIsRate);
-}
-
 // What the machine can do at best, measured once, in the run whose figures are read against it.
 const MachineLimits& Limits(const Geometry& geometry) {
   static const MachineLimits limits = [&] {
@@ -109,12 +79,6 @@ const MachineLimits& Limits(const Geometry& geometry) {
     return MeasureLimits(Pool(), table.data(), static_cast<int64_t>(table.size()));
   }();
   return limits;
-}
-
-// How much of its limit a benchmark reaches, where the limit allows one iteration in `seconds`.
-void CompareWithLimit(benchmark::State& state, double seconds) {
-  state.counters["of_limit"] =
-      benchmark::Counter(static_cast<double>(state.iterations()) * seconds, benchmark::Counter::kIsRate);
 }
 
 void ReportLimits(benchmark::State& state, const Geometry& geometry, int64_t) {
@@ -152,10 +116,10 @@ void Hash(benchmark::State& state, const Geometry&, int64_t tokens) {
 
 void Gather(benchmark::State& state, const Geometry& geometry, int64_t tokens) {
   const TableView table = {Once<&RandomTable>(geometry).data(), geometry.rows};
-  // Fresh ids every time, or the rows would come from a cache.
-  constexpr int64_t kIdSets = 64;
+  // Fresh ids every time, a million rows or 84 MB of them, or they would come from a cache.
+  const int64_t id_sets = std::max<int64_t>(64, 1'000'000 / (tokens * geometry.columns));
   Random random;
-  std::vector<int64_t> ids(static_cast<size_t>(kIdSets * tokens * geometry.columns));
+  std::vector<int64_t> ids(static_cast<size_t>(id_sets * tokens * geometry.columns));
   for (int64_t& id : ids) id = static_cast<int64_t>(random.Next() % static_cast<uint64_t>(geometry.rows));
   std::vector<Bf16> out(static_cast<size_t>(tokens * geometry.inputs()));
   int64_t set = 0;
@@ -163,7 +127,7 @@ void Gather(benchmark::State& state, const Geometry& geometry, int64_t tokens) {
     CpuKernels().gather_rows(table, &ids[static_cast<size_t>(set * tokens * geometry.columns)], geometry.columns,
                              tokens, geometry.columns, out.data(), Pool());
     benchmark::DoNotOptimize(out.data());
-    set = (set + 1) % kIdSets;
+    set = (set + 1) % id_sets;
   }
   const auto rows = static_cast<double>(tokens * geometry.columns);
   state.counters["rows/s"] =
@@ -174,7 +138,7 @@ void Gather(benchmark::State& state, const Geometry& geometry, int64_t tokens) {
 // wkv as a twin keeps it, from Q2_K blocks or from bf16: made once per twin and source.
 struct Packed {
   ProjectionWeights weights;
-  std::vector<uint8_t> memory;
+  std::unique_ptr<HugePages> memory;
 };
 
 std::vector<uint8_t> RandomBlocks(const Geometry& geometry) {
@@ -194,10 +158,9 @@ const Packed& PackedWeights(const CpuTwin& twin, const Geometry& geometry, bool 
   } else {
     packed.weights.bf16 = Once<&RandomWeights>(geometry).data();
   }
-  packed.memory.resize(static_cast<size_t>(twin.kernels->packed_bytes(packed.weights)) + 64);
-  uint8_t* aligned = packed.memory.data() + 64 - reinterpret_cast<uintptr_t>(packed.memory.data()) % 64;
-  twin.kernels->pack(packed.weights, aligned, Pool());
-  packed.weights.packed = aligned;
+  packed.memory = std::make_unique<HugePages>(twin.kernels->packed_bytes(packed.weights));
+  twin.kernels->pack(packed.weights, packed.memory->data(), Pool());
+  packed.weights.packed = packed.memory->data();
   return packed;
 }
 
@@ -216,6 +179,25 @@ void Project(benchmark::State& state, const CpuTwin& twin, bool q2k, const Geome
   const auto flops = static_cast<double>(2 * weights.outputs * weights.inputs * tokens);
   const double compute = limits.bf16_flops > 0 ? flops / limits.bf16_flops : 0;
   CompareWithLimit(state, std::max(read / limits.read_bytes, compute));
+}
+
+void ProjectPeer(benchmark::State& state, const Peer& peer, const Geometry& geometry, int64_t tokens) {
+  ProjectionWeights weights;
+  weights.outputs = geometry.outputs();
+  weights.inputs = geometry.inputs();
+  if (peer.q2k) {
+    weights.q2k = Once<&RandomBlocks>(geometry).data();
+  } else {
+    weights.bf16 = Once<&RandomWeights>(geometry).data();
+  }
+  const std::vector<Bf16> x = RandomBf16(tokens * weights.inputs);
+  const std::function<void()> run = peer.prepare(weights, x.data(), tokens, Pool().threads());
+  if (run == nullptr) {
+    state.SkipWithError("the library cannot on this machine");
+    return;
+  }
+  for (auto _ : state) run();
+  CountTokens(state, tokens);
 }
 
 void Gate(benchmark::State& state, const Geometry& geometry, int64_t tokens) {
@@ -266,6 +248,10 @@ void RegisterAll() {
               [&twin, q2k](benchmark::State& state, const Geometry& g, int64_t t) { Project(state, twin, q2k, g, t); });
         }
       }
+      for (const Peer& peer : Peers()) {
+        Register(std::string("project_") + peer.name, geometry, tokens,
+                 [peer](benchmark::State& state, const Geometry& g, int64_t t) { ProjectPeer(state, peer, g, t); });
+      }
       Register("gate", geometry, tokens, &Gate);
     }
   }
@@ -278,6 +264,7 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   engram::kernels::RegisterAll();
+  engram::kernels::RegisterTableGrowth();
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "tests/bench/huge_pages.h"
 #include "tests/bench/peak.h"
 
 namespace engram::kernels {
@@ -31,15 +32,31 @@ void Keep(const T& value) {
   asm volatile("" : : "m"(value) : "memory");
 }
 
-double ReadRate(Workers& workers, const std::vector<uint64_t>& memory) {
-  const auto words = static_cast<int64_t>(memory.size());
-  return static_cast<double>(words * 8) / BestSeconds(4, [&] {
-           workers.ForEachRange(words, kGrain / 8, [&](int64_t begin, int64_t end) {
-             uint64_t lanes[8] = {};
-             for (int64_t i = begin; i + 8 <= end; i += 8) {
-               for (int64_t j = 0; j < 8; ++j) lanes[j] += memory[static_cast<size_t>(i + j)];
-             }
-             Keep(lanes);
+uint64_t ReadLines(const uint8_t* memory, int64_t lines) {
+  uint64_t lanes[8] = {};
+  for (int64_t i = 0; i < lines; ++i) {
+    for (int64_t j = 0; j < 8; ++j) {
+      uint64_t word = 0;
+      std::memcpy(&word, memory + i * 64 + j * 8, sizeof word);
+      lanes[j] += word;
+    }
+  }
+  uint64_t all = 0;
+  for (const uint64_t lane : lanes) all += lane;
+  return all;
+}
+
+double ReadRate(Workers& workers) {
+  auto* read = &ReadLines;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) read = &ReadLinesAvx2;
+#endif
+  const HugePages pages(kStream);
+  std::memset(pages.data(), 1, kStream);
+  return static_cast<double>(kStream) / BestSeconds(6, [&] {
+           workers.ForEachRange(kStream / 64, kGrain / 64, [&](int64_t begin, int64_t end) {
+             Keep(read(pages.data() + begin * 64, end - begin));
            });
          });
 }
@@ -52,24 +69,6 @@ double CopyRate(Workers& workers, const std::vector<uint64_t>& from, std::vector
              for (int64_t i = begin; i < end; ++i) to[static_cast<size_t>(i)] = from[static_cast<size_t>(i)] + 1;
            });
            Keep(to[0]);
-         });
-}
-
-double TouchRate(Workers& workers, const uint8_t* table, int64_t bytes) {
-  constexpr int64_t kTouches = 1 << 20;
-  std::atomic<uint64_t> seed{1};
-  return kTouches / BestSeconds(3, [&] {
-           workers.ForEachRange(kTouches, kTouches / 64, [&](int64_t begin, int64_t end) {
-             uint64_t state = 0x9E3779B97F4A7C15u * seed.fetch_add(1) | 1;
-             uint64_t sum = 0;
-             for (int64_t i = begin; i < end; ++i) {
-               state ^= state << 13;
-               state ^= state >> 7;
-               state ^= state << 17;
-               sum += table[state % static_cast<uint64_t>(bytes)];
-             }
-             Keep(sum);
-           });
          });
 }
 
@@ -95,13 +94,31 @@ double FlopRate(Workers& workers) {
 
 }  // namespace
 
+double MeasureTouches(Workers& workers, const uint8_t* table, int64_t table_bytes) {
+  constexpr int64_t kTouches = 1 << 20;
+  std::atomic<uint64_t> seed{1};
+  return kTouches / BestSeconds(3, [&] {
+           workers.ForEachRange(kTouches, kTouches / 64, [&](int64_t begin, int64_t end) {
+             uint64_t state = 0x9E3779B97F4A7C15u * seed.fetch_add(1) | 1;
+             uint64_t sum = 0;
+             for (int64_t i = begin; i < end; ++i) {
+               state ^= state << 13;
+               state ^= state >> 7;
+               state ^= state << 17;
+               sum += table[state % static_cast<uint64_t>(table_bytes)];
+             }
+             Keep(sum);
+           });
+         });
+}
+
 MachineLimits MeasureLimits(Workers& workers, const uint8_t* table, int64_t table_bytes) {
   const std::vector<uint64_t> from(kStream / 8, 1);
   std::vector<uint64_t> to(kStream / 8, 2);
   MachineLimits limits;
-  limits.read_bytes = ReadRate(workers, from);
+  limits.read_bytes = ReadRate(workers);
   limits.copy_bytes = CopyRate(workers, from, to);
-  limits.touch_lines = TouchRate(workers, table, table_bytes);
+  limits.touch_lines = MeasureTouches(workers, table, table_bytes);
   limits.bf16_flops = FlopRate(workers);
   return limits;
 }
