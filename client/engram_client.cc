@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "client/pause.h"
 #include "client/raw_call.h"
 #include "client/step_flight.h"
 #include "engram/v1/engram.grpc.pb.h"
@@ -39,6 +40,9 @@ Client::Client(std::unique_ptr<ReplicaSet> replicas, const ClientOptions& option
                },
                [set = replicas.get()](const std::string& replica, uint64_t server_epoch) {
                  return set->KnowsEpoch(replica, server_epoch);
+               },
+               [set = replicas.get()](absl::Time until, absl::AnyInvocable<void(bool due)> then) {
+                 StartPause(*set, until, std::move(then));
                }},
       replicas_(std::move(replicas)) {}
 

@@ -91,11 +91,11 @@ class Call : public std::enable_shared_from_this<Call> {
     } else if (!call_.replica.empty() || !absl::IsUnavailable(lease.status())) {
       End(lease.status(), absl::nullopt);
     } else {
-      AskFirst(lease.status());
+      AskFirst();
     }
   }
 
-  void AskFirst(const absl::Status& none) {
+  void AskFirst() {
     std::vector<std::string> avoid;
     uint64_t turn = 0;
     {
@@ -107,10 +107,11 @@ class Call : public std::enable_shared_from_this<Call> {
     SetTimer(Wake::kDeadline, call_.deadline, turn);
     const bool asked = replicas_.AskNow(
         avoid, [self = shared_from_this(), turn](const std::string& name) { self->Answered(turn, name); });
-    if (!asked && TakeTurn(turn)) Failed(none, "", /*pushback=*/"");
+    // None to ask, or the set is ending: Choose tells which.
+    if (!asked) Answered(turn, "");
   }
 
-  // The replica `name` has been asked.
+  // The replica `name` has been asked, or, where it is empty, there was none to ask.
   void Answered(uint64_t turn, const std::string& name) {
     if (!TakeTurn(turn)) return;
     absl::optional<ReplicaSet::Wish> wish;
@@ -125,7 +126,7 @@ class Call : public std::enable_shared_from_this<Call> {
     }
     {
       absl::MutexLock lock(&mutex_);
-      avoid_.push_back(name);  // another one is asked next time
+      if (!name.empty()) avoid_.push_back(name);  // another one is asked next time
     }
     Failed(lease.status(), "", /*pushback=*/"");
   }

@@ -41,10 +41,15 @@ using Sender = std::function<void(RawCall call, absl::AnyInvocable<void(RawReply
 // restarted since may compute other bits. Thread-safe.
 using EpochCheck = std::function<bool(const std::string& replica, uint64_t server_epoch)>;
 
+// Calls `then` once: with true at `until`, or with false as soon as the carrier is ending, which waits for it. On any
+// thread, perhaps before this returns. Thread-safe.
+using Pauser = std::function<void(absl::Time until, absl::AnyInvocable<void(bool due)> then)>;
+
 // Whatever carries calls to servers.
 struct Carrier {
   Sender send;
   EpochCheck knows_epoch;
+  Pauser pause;
 };
 
 }  // namespace engram::client

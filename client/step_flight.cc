@@ -129,12 +129,14 @@ absl::Status StepFlight::Named(const absl::Status& status, size_t index, const s
   return WithMessage(status, message);
 }
 
+// CANCELLED is the client's own end, which says nothing about the servers.
 bool StepFlight::Skips(const absl::Status& status) const {
-  return call_.on_failure == OnFailure::kSkip && !IsRefusal(status);
+  return call_.on_failure == OnFailure::kSkip && !IsRefusal(status) && !absl::IsCancelled(status);
 }
 
 bool StepFlight::SendAgain(size_t index, const absl::Status& status) {
   const Part& part = plan_.parts[index];
+  absl::Time again = absl::InfinitePast();
   {
     absl::MutexLock lock(&mutex_);
     if (over_) return true;  // nobody waits for it
@@ -146,17 +148,20 @@ bool StepFlight::SendAgain(size_t index, const absl::Status& status) {
       const absl::Duration pause = std::min(kFirstPause * (int64_t{1} << std::min(trip.rounds, 10)), kLongestPause);
       ++trip.rounds;
       absl::BitGen random;
-      const absl::Time again = absl::Now() + std::max(pause * absl::Uniform(random, 0.5, 1.0), RetryDelay(status));
+      again = absl::Now() + std::max(pause * absl::Uniform(random, 0.5, 1.0), RetryDelay(status));
       if (again >= deadline_) return false;
-      // An alarm keeps its function for as long as it lives, so the function must not keep the alarm's owner.
-      trip.alarm = std::make_unique<grpc::Alarm>();
-      trip.alarm->Set(absl::ToChronoTime(again), [weak = weak_from_this(), index](bool /*fired*/) {
-        if (const std::shared_ptr<StepFlight> self = weak.lock()) self->Send(index);
-      });
-      return true;
     }
   }
-  Send(index);
+  if (again == absl::InfinitePast()) {
+    Send(index);
+    return true;
+  }
+  carrier_.pause(again, [self = shared_from_this(), index](bool due) {
+    if (due) return self->Send(index);
+    RawReply ending;
+    ending.status = absl::CancelledError("the client is ending");
+    self->Answered(index, std::move(ending));
+  });
   return true;
 }
 

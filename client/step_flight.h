@@ -24,7 +24,6 @@
 #include "client/sender.h"
 #include "client/session_homes.h"
 #include "client/step_calls.h"
-#include "grpcpp/alarm.h"
 
 namespace engram::client {
 
@@ -51,7 +50,6 @@ class StepFlight : public std::enable_shared_from_this<StepFlight> {
     absl::Status status;
     std::optional<Reply> reply;
     std::string replica;
-    std::unique_ptr<grpc::Alarm> alarm;  // until the next round
   };
 
   void Send(size_t index) ABSL_LOCKS_EXCLUDED(mutex_);

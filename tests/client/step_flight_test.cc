@@ -79,6 +79,10 @@ class StepFlightTest : public testing::Test {
       }
     };
     carrier_.knows_epoch = [this](const std::string&, uint64_t) { return unknown_ <= 0 || --unknown_ < 0; };
+    carrier_.pause = [this](absl::Time until, absl::AnyInvocable<void(bool due)> then) {
+      absl::SleepFor(until - absl::Now());
+      then(!ending_);
+    };
     call_.sequences = {{.history = &history_, .token_ids = ids_}};
     call_.layers = {{.layer_id = 1, .highway = highway_, .out = absl::MakeSpan(out_)}};
   }
@@ -112,10 +116,11 @@ class StepFlightTest : public testing::Test {
   ApplyCall call_;
   CallReport report_;
   SessionHomes homes_;
-  std::vector<Sent> sent_;                  // one thread at a time: the test's, or an alarm's while the test waits
+  std::vector<Sent> sent_;
   std::function<RawReply(size_t)> answer_;  // at once; null: the test answers
   Carrier carrier_;
-  int unknown_ = 0;  // replies whose server has restarted
+  int unknown_ = 0;      // replies whose server has restarted
+  bool ending_ = false;  // pauses are cut short
 };
 
 TEST_F(StepFlightTest, AReplyOfAServerThatHasRestartedIsAskedForAgain) {
@@ -165,6 +170,18 @@ TEST_F(StepFlightTest, RepetitionEndsWithTheDeadlineAndNeverMendsARefusal) {
     EXPECT_EQ(Fly().code(), status.code()) << "nor is it skipped";
     call_.on_failure = OnFailure::kRetry;
   }
+  EXPECT_EQ(history_.length(), 0);
+}
+
+TEST_F(StepFlightTest, TheEndOfTheClientEndsACallThatPausesAndSkipsNothing) {
+  ending_ = true;
+  answer_ = [](size_t) -> RawReply { return {absl::UnavailableError("gone"), {}, "r", 1}; };
+  call_.on_failure = OnFailure::kRetry;
+  EXPECT_EQ(Fly().code(), absl::StatusCode::kCancelled);
+  EXPECT_THAT(sent_, SizeIs(1));
+  answer_ = [](size_t) -> RawReply { return {absl::CancelledError("the client is ending"), {}, "", 1}; };
+  call_.on_failure = OnFailure::kSkip;
+  EXPECT_EQ(Fly().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(history_.length(), 0);
 }
 
