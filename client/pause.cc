@@ -14,8 +14,7 @@ namespace {
 // Kept alive by its alarm's tag.
 class Pause : public std::enable_shared_from_this<Pause> {
  public:
-  Pause(ReplicaSet& replicas, absl::AnyInvocable<void(bool due)> then)
-      : replicas_(replicas), then_(std::move(then)) {}
+  Pause(ReplicaSet& replicas, absl::AnyInvocable<void(bool due)> then) : replicas_(replicas), then_(std::move(then)) {}
 
   void Start(absl::Time until) {
     // Assigned before anything that could end the pause.

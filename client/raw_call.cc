@@ -23,10 +23,12 @@ namespace {
 
 // The request on its way to one replica.
 struct Attempt {
-  explicit Attempt(Lease chosen) : lease(std::move(chosen)), name(lease->replica()), stub(lease->channel()) {}
+  explicit Attempt(Lease chosen)
+      : lease(std::move(chosen)), name(lease->replica()), server_epoch(lease->server_epoch()), stub(lease->channel()) {}
 
   absl::optional<Lease> lease;  // until its end
   const std::string name;
+  const uint64_t server_epoch;
   grpc::GenericStub stub;
   grpc::ClientContext context;
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> call;
@@ -317,6 +319,7 @@ class Call : public std::enable_shared_from_this<Call> {
       if (winner.has_value()) {
         reply.body.Swap(&(*winner)->reply);
         reply.replica = (*winner)->name;
+        reply.server_epoch = (*winner)->server_epoch;
       } else if (status.ok()) {
         reply.status = last_error_.status;
         reply.replica = last_error_.replica;

@@ -138,6 +138,11 @@ void ReplicaSet::Core::Answer(const std::shared_ptr<Replica>& replica, ModelAnsw
       replica->server_epoch = answer.model->server_epoch;
     }
     const Finding finding = Judge(*replica, answer);
+    if (finding == Finding::kGood) {
+      replica->good_epoch = answer.model->server_epoch;
+    } else if (finding != Finding::kUnavailable) {
+      replica->good_epoch.reset();
+    }
     replica->health.Asked(finding, answer.draining, restarted, replica->asked);
     replica->last_error = answer.model.status();
     if (replica->health.gets_calls() && (!served || message_bytes != replica->message_bytes)) {

@@ -189,7 +189,8 @@ void StepFlight::Answered(size_t index, RawReply raw) {
     status = parsed.ok() ? CheckReply(call_, part, *parsed) : parsed.status();
     if (status.ok()) reply = *std::move(parsed);
   }
-  if (status.ok() && !carrier_.knows_epoch(raw.replica, reply->server_epoch())) {
+  if (status.ok() && raw.server_epoch != reply->server_epoch() &&
+      !carrier_.knows_epoch(raw.replica, reply->server_epoch())) {
     status = absl::UnavailableError(absl::StrCat(raw.replica, " has restarted: its numerics_id is not known"));
     reply.reset();
     if (Restarted(index)) return Send(index);

@@ -131,6 +131,17 @@ TEST_F(StepFlightTest, AReplyOfAServerThatHasRestartedIsAskedForAgain) {
   EXPECT_EQ(history_.length(), 40);
 }
 
+TEST_F(StepFlightTest, AReplyOfTheServerThatWasChosenIsGoodAlsoWhereItsReplicaIsForgotten) {
+  answer_ = [this](size_t index) {
+    RawReply reply = GoodReply(sent_[index].request, "r");
+    reply.server_epoch = 7;
+    return reply;
+  };
+  unknown_ = 100;
+  EXPECT_TRUE(Fly().ok());
+  EXPECT_EQ(sent_.size(), 1u);
+}
+
 TEST_F(StepFlightTest, AServerThatIsAnotherOneWithEveryReplyIsAnError) {
   answer_ = [this](size_t index) { return GoodReply(sent_[index].request, "r"); };
   unknown_ = 100;
