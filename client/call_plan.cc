@@ -131,7 +131,7 @@ class Planner {
 
   // Of one part. At least 1: every group fits a token.
   int64_t MostTokens() const {
-    int64_t most = model_.limits.max_call_tokens;
+    int64_t most = limits_.max_call_tokens;
     bool sessions = false;
     for (const Piece& piece : wanted_) sessions |= !call_.sequences[piece.sequence].session.empty();
     const bool together = !sessions || call_.prepared.state() != nullptr;

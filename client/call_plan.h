@@ -19,6 +19,7 @@ namespace engram::client {
 
 struct PlanLimits {
   int64_t max_message_bytes = 0;  // of tensors; the smaller of the server's and the client's own
+  int64_t max_call_tokens = 0;    // of one part: the smallest of the servers'
   // Parts that may go together are cut to about this many bytes of reply, so that several connections share the work;
   // 0: no more parts than needed.
   int64_t stripe_bytes = 0;

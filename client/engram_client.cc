@@ -72,7 +72,9 @@ absl::StatusOr<std::shared_ptr<StepFlight>> Client::Board(absl::StatusOr<Checked
       sequence.home = homes_.Find(sequence.session);
     }
   }
-  const PlanLimits limits{replicas_->max_message_bytes(), stripe_bytes_};
+  const PlanLimits limits{.max_message_bytes = replicas_->max_message_bytes(),
+                          .max_call_tokens = replicas_->max_call_tokens(),
+                          .stripe_bytes = stripe_bytes_};
   absl::StatusOr<CallPlan> plan = PlanCall(model(), limits, *checked);
   if (!plan.ok()) return plan.status();
   return std::make_shared<StepFlight>(model(), carrier_, &homes_, *std::move(checked), *std::move(plan));

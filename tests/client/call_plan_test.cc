@@ -74,7 +74,7 @@ class CallPlanTest : public testing::Test {
   }
 
   ModelInfo model_ = SampleModel();
-  PlanLimits limits_{.max_message_bytes = 64 << 20, .stripe_bytes = 0};
+  PlanLimits limits_{.max_message_bytes = 64 << 20, .max_call_tokens = 64, .stripe_bytes = 0};
   const std::vector<int32_t> ids_ = std::vector<int32_t>(1000, 7);
   char byte_ = 0;
 };
@@ -118,7 +118,7 @@ TEST_F(CallPlanTest, LayersAreCutWhereOneTokenOfAllOfThemIsTooLarge) {
 }
 
 TEST_F(CallPlanTest, TheEnvelopeIsALimitToo) {
-  model_.limits.max_call_tokens = int64_t{1} << 24;
+  limits_.max_call_tokens = int64_t{1} << 24;
   limits_.max_message_bytes = int64_t{1} << 30;
   const std::vector<int32_t> many(500'000, 1);
   CheckedCall call = Call({1});

@@ -288,6 +288,30 @@ TEST_F(ClientTest, TheEndCancelsACallThatMayBeSkipped) {
   EXPECT_EQ(history_.length(), 0);
 }
 
+TEST_F(ClientTest, ACallIsCutToWhatTheSmallestServerTakes) {
+  FakeServer small;
+  small.model.mutable_limits()->set_max_call_tokens(8);
+  server_.Start();
+  small.Start();
+  auto client = Client::Connect({.replicas = {.targets = {server_.target(), small.target()}}});
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto serving = [&] {
+    int count = 0;
+    for (const ReplicaStatus& replica : (*client)->Replicas()) count += replica.state == ReplicaState::kServing ? 1 : 0;
+    return count;
+  };
+  while (serving() < 2) absl::SleepFor(absl::Milliseconds(1));
+  const std::vector<int32_t> ids(40, 5);
+  std::string highway(size_t{40} * 32, 'i');
+  ApplyCall call;
+  call.sequences = {SequenceRun{.history = &history_, .token_ids = ids}};
+  call.layers = {LayerRun{.layer_id = 1, .highway = highway, .out = absl::MakeSpan(highway)}};
+  ASSERT_TRUE((*client)->Apply(call).ok());
+  for (FakeServer* server : {&server_, &small}) {
+    for (const v1::ApplyRequest& request : server->requests()) EXPECT_LE(request.sequences(0).token_ids_size(), 8);
+  }
+}
+
 TEST_F(ClientTest, ADigestThatDiffersNamesBoth) {
   server_.Start();
   const std::string mine(64, 'a');

@@ -50,7 +50,7 @@ class RequestWriterTest : public testing::Test {
   }
 
   const ModelInfo model_ = SampleModel();
-  PlanLimits limits_{.max_message_bytes = 64 << 20, .stripe_bytes = 0};
+  PlanLimits limits_{.max_message_bytes = 64 << 20, .max_call_tokens = 64, .stripe_bytes = 0};
   const std::vector<int32_t> ids_ = {5, 6, 7, 8};
   const std::vector<uint8_t> mask_ = {1, 0, 1, 1};
   const std::vector<int32_t> before_ = {4, 3, -1};

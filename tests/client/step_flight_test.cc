@@ -90,7 +90,8 @@ class StepFlightTest : public testing::Test {
   std::shared_ptr<StepFlight> Flight(int64_t max_message_bytes = 64 << 20) {
     const CheckedCall checked = CheckApply(model_, call_).value();
     const CallPlan plan =
-        PlanCall(model_, {.max_message_bytes = max_message_bytes, .stripe_bytes = 0}, checked).value();
+        PlanCall(model_, {.max_message_bytes = max_message_bytes, .max_call_tokens = 64, .stripe_bytes = 0}, checked)
+            .value();
     return std::make_shared<StepFlight>(model_, carrier_, &homes_, checked, plan);
   }
 
