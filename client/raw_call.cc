@@ -224,7 +224,10 @@ class Call : public std::enable_shared_from_this<Call> {
       absl::MutexLock lock(&mutex_);
       if (ended_) return;
       if (name.empty()) ++tries_;
-      last_error_ = first_error_.value_or(Error{std::move(status), name});
+      // That none serves says less than why one refused.
+      const bool says_less =
+          name.empty() && absl::IsUnavailable(last_error_.status) && !ErrorReason(last_error_.status).empty();
+      if (!says_less) last_error_ = first_error_.value_or(Error{std::move(status), name});
       if (!name.empty()) avoid_.push_back(name);
       delay = DelayBeforeRetry(options_, tries_, last_error_.status, pushback, random);
       // It restarted with another model; the others have the one this call is for.
