@@ -107,12 +107,13 @@ class Planner {
       std::stable_sort(wanted_.begin(), wanted_.end(),
                        [this](const Piece& a, const Piece& b) { return HomeOf(a) < HomeOf(b); });
     }
-    const int64_t most = MostTokens();
+    const int64_t most = MostTokens(tokens);
     const int64_t parts = (tokens + most - 1) / most;
     if (parts > 0) Cut((tokens + parts - 1) / parts);
     CallPlan plan;
     plan.parts = std::move(parts_);
     plan.ordered = Ordered(plan.parts);
+    plan.tokens_together = HalfAQueue();
     plan.priority = PriorityOf(plan.parts.size());
     return plan;
   }
@@ -129,9 +130,11 @@ class Planner {
                                " bytes, all prepared results together may take ", room));
   }
 
-  // Of one part. At least 1: every group fits a token.
-  int64_t MostTokens() const {
-    int64_t most = limits_.max_call_tokens;
+  int64_t HalfAQueue() const { return std::max<int64_t>(1, limits_.max_call_tokens / 2); }
+
+  // Of one part of `tokens`. At least 1: every group fits a token.
+  int64_t MostTokens(int64_t tokens) const {
+    int64_t most = tokens <= limits_.max_call_tokens ? limits_.max_call_tokens : HalfAQueue();
     bool sessions = false;
     for (const Piece& piece : wanted_) sessions |= !call_.sequences[piece.sequence].session.empty();
     const bool together = !sessions || call_.prepared.state() != nullptr;
@@ -211,6 +214,7 @@ class Planner {
       Part part = open_;
       part.first_layer = group.first;
       part.layers = group.layers;
+      part.bytes = part.tokens * (group.bytes.up + group.bytes.down);
       parts_.push_back(std::move(part));
     }
     open_ = {};

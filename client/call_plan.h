@@ -19,7 +19,9 @@ namespace engram::client {
 
 struct PlanLimits {
   int64_t max_message_bytes = 0;  // of tensors; the smaller of the server's and the client's own
-  int64_t max_call_tokens = 0;    // of one part: the smallest of the servers'
+  // The smallest of the servers'; a server's queue has no more. A call beyond it is cut to halves of that, and half of
+  // it is under way at a time: the rest is for others.
+  int64_t max_call_tokens = 0;
   // Parts that may go together are cut to about this many bytes of reply, so that several connections share the work;
   // 0: no more parts than needed.
   int64_t stripe_bytes = 0;
@@ -35,6 +37,7 @@ struct Piece {
 struct Part {
   std::vector<Piece> pieces;  // at least one; on the wire in this order
   int64_t tokens = 0;
+  int64_t bytes = 0;       // of tensors, request and reply
   size_t first_layer = 0;  // of the call's
   size_t layers = 0;
   std::optional<size_t> ticket;  // of the prepared parts: sent by it, not by ids, while it is good
@@ -44,6 +47,7 @@ struct Part {
 struct CallPlan {
   std::vector<Part> parts;              // none: every sequence was refused here
   bool ordered = false;                 // one after the other
+  int64_t tokens_together = 0;          // of parts under way at a time, where that are several
   Priority priority = Priority::kAuto;  // of the whole call, which a server could not see in a part
 };
 

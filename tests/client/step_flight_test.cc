@@ -1,6 +1,7 @@
 // The life of a call over a sender that answers as each test says: order, repetition, replicas, what is left unwritten.
 #include "client/step_flight.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -87,10 +88,12 @@ class StepFlightTest : public testing::Test {
     call_.layers = {{.layer_id = 1, .highway = highway_, .out = absl::MakeSpan(out_)}};
   }
 
-  std::shared_ptr<StepFlight> Flight(int64_t max_message_bytes = 64 << 20) {
+  std::shared_ptr<StepFlight> Flight(int64_t max_message_bytes = 64 << 20, int64_t max_call_tokens = 64) {
     const CheckedCall checked = CheckApply(model_, call_).value();
     const CallPlan plan =
-        PlanCall(model_, {.max_message_bytes = max_message_bytes, .max_call_tokens = 64, .stripe_bytes = 0}, checked)
+        PlanCall(model_,
+                 {.max_message_bytes = max_message_bytes, .max_call_tokens = max_call_tokens, .stripe_bytes = 0},
+                 checked)
             .value();
     return std::make_shared<StepFlight>(model_, carrier_, &homes_, checked, plan);
   }
@@ -198,7 +201,7 @@ TEST_F(StepFlightTest, TheEndOfTheClientEndsACallThatPausesAndSkipsNothing) {
 }
 
 TEST_F(StepFlightTest, AFailedPartEndsTheCallAtOnceAndLateAnswersAreDropped) {
-  auto flight = Flight(10 * 32);
+  auto flight = Flight(10 * 32, 80);
   bool over = false;
   flight->Start([&over] { over = true; });
   ASSERT_THAT(sent_, SizeIs(4)) << "stateless parts go together";
@@ -225,6 +228,67 @@ TEST_F(StepFlightTest, AtMostSixteenPartsAreUnderWay) {
   EXPECT_TRUE(over);
   EXPECT_TRUE(flight->Finish(&report_).ok());
   EXPECT_EQ(report_.parts, 40);
+}
+
+TEST_F(StepFlightTest, PartsUnderWayLeaveHalfAQueueToOthers) {
+  auto flight = Flight(10 * 32, 40);  // ten tokens each, 20 of 40 together
+  bool over = false;
+  flight->Start([&over] { over = true; });
+  ASSERT_THAT(sent_, SizeIs(2));
+  Answer(1);
+  ASSERT_THAT(sent_, SizeIs(3));
+  for (const size_t i : {0, 2, 3}) Answer(i);
+  EXPECT_TRUE(over);
+  EXPECT_TRUE(flight->Finish(&report_).ok());
+}
+
+// The parts of one call filled the queue themselves, and the call failed on an idle server.
+TEST_F(StepFlightTest, AFullQueueIsWaitedForByTheCallThatFilledItAndFewerPartsGoTogether) {
+  absl::Status full = Busy(absl::Milliseconds(1));
+  google::rpc::ErrorInfo info;
+  info.set_domain("engram");
+  info.set_reason("QUEUE_FULL");
+  full.SetPayload(kErrorInfoUrl, absl::Cord(info.SerializeAsString()));
+  auto flight = Flight(32);
+  bool over = false;
+  flight->Start([&over] { over = true; });
+  ASSERT_THAT(sent_, SizeIs(16));
+  Answer(15, full);
+  ASSERT_THAT(sent_, SizeIs(17)) << "sent again after a pause";
+  for (size_t i = 0; i < 8; ++i) Answer(i);
+  EXPECT_THAT(sent_, SizeIs(17)) << "eight are under way, which is what may be now";
+  Answer(8);
+  EXPECT_THAT(sent_, SizeIs(18));
+  for (size_t i = 9; i < sent_.size(); ++i) {
+    if (i != 15) Answer(i);
+  }
+  EXPECT_TRUE(over);
+  EXPECT_TRUE(flight->Finish(&report_).ok());
+  EXPECT_EQ(report_.attempts, 41);
+
+  answer_ = [&full](size_t) -> RawReply { return {full, {}, "r", 1}; };
+  sent_.clear();
+  EXPECT_EQ(Fly().code(), absl::StatusCode::kResourceExhausted) << "a call of one part has others to thank";
+  EXPECT_THAT(sent_, SizeIs(1));
+}
+
+// Each answer sent the next part from within itself.
+TEST_F(StepFlightTest, AnswersThatComeAtOnceDoNotNest) {
+  const std::vector<int32_t> ids(100'000, 5);
+  std::string highway(ids.size() * 32, 'i');
+  call_.sequences = {{.token_ids = ids}};
+  call_.layers = {{.layer_id = 1, .highway = highway, .out = absl::MakeSpan(highway)}};
+  call_.on_failure = OnFailure::kSkip;
+  int depth = 0;
+  int deepest = 0;
+  carrier_.send = [&](const RawCall&, absl::AnyInvocable<void(RawReply)> done) {
+    deepest = std::max(deepest, ++depth);
+    done({absl::UnavailableError("gone"), {}, "r", 1});
+    --depth;
+  };
+  EXPECT_TRUE(Fly(32).ok());
+  EXPECT_EQ(report_.parts, 100'000);
+  EXPECT_EQ(deepest, 1);
 }
 
 TEST_F(StepFlightTest, PartsOfASessionGoOneByOneToTheServerThatTookTheFirst) {
