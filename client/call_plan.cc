@@ -110,6 +110,7 @@ class Planner {
     const int64_t most = MostTokens(tokens);
     const int64_t parts = (tokens + most - 1) / most;
     if (parts > 0) Cut((tokens + parts - 1) / parts);
+    if (absl::Status status = CheckTickets(); !status.ok()) return status;
     CallPlan plan;
     plan.parts = std::move(parts_);
     plan.ordered = Ordered(plan.parts);
@@ -137,11 +138,10 @@ class Planner {
     int64_t most = tokens <= limits_.max_call_tokens ? limits_.max_call_tokens : HalfAQueue();
     bool sessions = false;
     for (const Piece& piece : wanted_) sessions |= !call_.sequences[piece.sequence].session.empty();
-    const bool together = !sessions || call_.prepared.state() != nullptr;
     for (const LayerGroup& group : groups_) {
       if (group.bytes.larger() == 0) continue;
       most = std::min(most, limits_.max_message_bytes / group.bytes.larger());
-      if (together && limits_.stripe_bytes > 0) {
+      if (!sessions && limits_.stripe_bytes > 0) {
         most = std::min(most, std::max<int64_t>(1, limits_.stripe_bytes / group.bytes.larger()));
       }
     }
@@ -221,14 +221,25 @@ class Planner {
     envelope_ = 0;
   }
 
-  // Parts of one session change its history one after the other; so do those that only its server can answer.
+  // What goes by no ticket must be known by its ids.
+  absl::Status CheckTickets() const {
+    if (call_.prepared.state() == nullptr) return absl::OkStatus();
+    for (const Part& part : parts_) {
+      if (part.ticket.has_value() || GoesByIds(model_, call_, part)) continue;
+      return Refuse(Reason::kMessageBytes, "prepared", absl::StrCat(call_.tokens), absl::StrCat("<= ", part.tokens),
+                    absl::StrCat("a Lookup takes all tokens of a ticket, a message may have ", part.tokens,
+                                 " of them, and only the session knows the ids before them"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Parts of one session change its history one after the other. What is prepared names none.
   bool Ordered(const std::vector<Part>& parts) const {
     std::vector<int> times(call_.sequences.size(), 0);
     for (const Part& part : parts) {
       for (const Piece& piece : part.pieces) {
         const CheckedSequence& sequence = call_.sequences[piece.sequence];
-        const bool counts = call_.prepared.state() == nullptr ? !sequence.session.empty() : sequence.by_session();
-        if (counts && ++times[piece.sequence] > 1) return true;
+        if (!sequence.session.empty() && ++times[piece.sequence] > 1) return true;
       }
     }
     return false;
@@ -274,6 +285,12 @@ std::vector<int32_t> LookbackOf(const CheckedSequence& sequence, int64_t first, 
     }
   }
   return lookback;
+}
+
+bool GoesByIds(const ModelInfo& model, const CheckedCall& call, const Part& part) {
+  return std::all_of(part.pieces.begin(), part.pieces.end(), [&](const Piece& piece) {
+    return !LookbackOf(call.sequences[piece.sequence], piece.first, model.lookback_length()).empty();
+  });
 }
 
 }  // namespace engram::client

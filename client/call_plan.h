@@ -51,13 +51,16 @@ struct CallPlan {
   Priority priority = Priority::kAuto;  // of the whole call, which a server could not see in a part
 };
 
-// MESSAGE_BYTES where one token of one layer passes a message, TOO_MANY_TOKENS where a Prepare passes the server's
-// memory for prepared results.
+// MESSAGE_BYTES where one token of one layer passes a message, or a Lookup by a ticket of more tokens than fit one
+// cannot go by ids; TOO_MANY_TOKENS where a Prepare passes the server's memory for prepared results.
 absl::StatusOr<CallPlan> PlanCall(const ModelInfo& model, const PlanLimits& limits, const CheckedCall& call);
 
 // The N-1 ids before the piece, newest first: what goes into Sequence.lookback_token_ids. Empty where only the
 // session's server knows them all.
 std::vector<int32_t> LookbackOf(const CheckedSequence& sequence, int64_t first, int lookback_length);
+
+// Whether the part can be asked for by ids alone, without any session.
+bool GoesByIds(const ModelInfo& model, const CheckedCall& call, const Part& part);
 
 // Where the piece's tokens stand among the call's.
 inline int64_t PlaceOf(const CheckedCall& call, const Piece& piece) {

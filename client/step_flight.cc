@@ -23,7 +23,8 @@ constexpr int64_t kMostBytesTogether = int64_t{256} << 20;
 constexpr absl::Duration kFirstPause = absl::Milliseconds(50);
 constexpr absl::Duration kLongestPause = absl::Seconds(2);
 
-// A ticket that is not good any more, or a server that is gone or serves another model: the ids say the same.
+// A ticket that is not good any more, or a server that is gone or serves another model: the ids say the same, where
+// they are known.
 bool TicketIsGone(const absl::Status& status) {
   const std::string reason = ErrorReason(status);
   return reason == "TICKET_EXPIRED" || reason == "DIGEST_MISMATCH" || absl::IsUnavailable(status);
@@ -172,7 +173,7 @@ bool StepFlight::SendAgain(size_t index, const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
     if (over_) return true;  // nobody waits for it
     Trip& trip = trips_[index];
-    if (part.ticket.has_value() && !trip.by_ids && TicketIsGone(status)) {
+    if (part.ticket.has_value() && !trip.by_ids && TicketIsGone(status) && GoesByIds(model_, call_, part)) {
       trip.by_ids = true;
     } else {
       // Parts of one call may fill a queue: that passes with them.
@@ -348,13 +349,14 @@ Prepared StepFlight::TakePrepared() const {
   for (const CheckedLayer& layer : call_.layers) state->layer_ids.push_back(layer.layer_id);
   for (const CheckedSequence& sequence : call_.sequences) {
     PreparedSequence kept;
-    kept.session = sequence.session;
-    kept.home = homes_->Find(sequence.session);
     kept.start_pos = sequence.start_pos;
     kept.token_ids.assign(sequence.token_ids.begin(), sequence.token_ids.end());
     kept.token_mask.assign(sequence.token_mask.begin(), sequence.token_mask.end());
     kept.lookback = sequence.lookback;
-    kept.step = sequence.step;
+    // Before position 0 there is nothing, which needs no session to know.
+    if (kept.lookback.empty() && sequence.start_pos == 0) {
+      kept.lookback.assign(static_cast<size_t>(model_.lookback_length()), kDeadToken);
+    }
     state->sequences.push_back(std::move(kept));
   }
   absl::MutexLock lock(&mutex_);

@@ -185,6 +185,10 @@ TEST_F(CallPlanTest, APreparedSliceIsCutAtTheTicketsAndSaysItsTokensOfEach) {
   EXPECT_EQ(plan.parts[1].ticket_slice.end, 5);
   call.method = Method::kLookup;
   EXPECT_FALSE(Plan(call).parts[1].ticket.has_value()) << "a Lookup takes all of a ticket or goes by ids";
+  call.sequences[1].lookback.clear();
+  const absl::Status status = PlanCall(model_, limits_, call).status();
+  EXPECT_EQ(ErrorReason(status), "MESSAGE_BYTES") << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("only the session knows the ids before them"));
 }
 
 TEST_F(CallPlanTest, APrepareBeyondTheServersMemoryIsRefusedAsItWould) {

@@ -348,6 +348,39 @@ TEST_F(StepFlightTest, APreparedPartGoesToItsServerAndWithoutThatServerByItsIds)
   }
 }
 
+// By ids and with the session it was written there once more, and what came after it was truncated.
+TEST_F(StepFlightTest, APreparedPartThatOnlyItsSessionKnowsIsNotMadeAgainByIds) {
+  auto state = std::make_shared<PreparedState>();
+  state->tokens = 40;
+  state->sequences = {{.start_pos = 4, .token_ids = ids_}};
+  state->parts = {{"r1", "ticket", 0, 40, 1}};
+  const Prepared prepared(state);
+  call_.sequences.clear();
+  call_.prepared = &prepared;
+  absl::Status expired = absl::NotFoundError("TICKET_EXPIRED: ticket");
+  google::rpc::ErrorInfo info;
+  info.set_domain("engram");
+  info.set_reason("TICKET_EXPIRED");
+  expired.SetPayload(kErrorInfoUrl, absl::Cord(info.SerializeAsString()));
+  answer_ = [&expired](size_t) -> RawReply { return {expired, {}, "r1", 1}; };
+  EXPECT_EQ(ErrorReason(Fly()), "TICKET_EXPIRED");
+  EXPECT_THAT(sent_, SizeIs(1));
+  // From its fourth token on the ids say it all.
+  call_.token_slice = Range{3, 40};
+  call_.layers = {{.layer_id = 1,
+                   .highway = absl::string_view(highway_).substr(size_t{3} * 32),
+                   .out = absl::MakeSpan(out_).subspan(size_t{3} * 32)}};
+  sent_.clear();
+  answer_ = [this, &expired](size_t index) -> RawReply {
+    if (index == 0) return {expired, {}, "r1", 1};
+    return GoodReply(sent_[index].request, "r2");
+  };
+  EXPECT_TRUE(Fly().ok());
+  ASSERT_THAT(sent_, SizeIs(2));
+  EXPECT_EQ(sent_[1].request.sequences(0).session(), "");
+  EXPECT_EQ(sent_[1].request.sequences(0).lookback_token_ids_size(), 3);
+}
+
 TEST_F(StepFlightTest, AReplyThatIsNoneIsInternalAndNotSkipped) {
   answer_ = [](size_t) -> RawReply {
     const grpc::Slice slice("\x0a\x7f");
