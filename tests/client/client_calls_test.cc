@@ -1,11 +1,8 @@
 // Calls of the client library through a real server: every form, prepared results, look-ups, calls that are cut.
-#include <signal.h>
-
 #include <atomic>
 #include <cstdint>
 #include <fstream>
 #include <iterator>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -14,129 +11,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "client/engram_client.h"
 #include "client/error_details.h"
-#include "client/highway_update.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/client/calls_through_a_server.h"
 #include "tests/e2e/process.h"
-#include "tests/e2e/rpc.h"
 
 namespace engram::client {
 namespace {
 
-using e2e::HighwayOf;
-using e2e::ServerProcess;
-using testing::ElementsAre;
 using testing::HasSubstr;
-
-const std::string kTiny = std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf";
-constexpr int64_t kDim = 64;
-constexpr int64_t kCopies = 4;
-constexpr int64_t kValues = kDim * kCopies;
-constexpr int64_t kColumns = 24;
-constexpr int32_t kLayers[] = {1, 14};
-
-std::vector<int32_t> Tokens(int64_t count, int32_t seed = 3) {
-  std::vector<int32_t> tokens;
-  for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>((i * 37 + seed * 101) % 512));
-  return tokens;
-}
-
-// What a call of both layers reads and writes.
-struct Tensors {
-  Tensors(int64_t tokens, HighwayDtype dtype, int64_t first = 0) {
-    for (int l = 0; l < 2; ++l) {
-      highway[l] = HighwayOf(5 + l, first, tokens, kValues, WireDtype(dtype));
-      out[l] = std::string(highway[l].size(), 'o');
-      kv[l] = std::string(static_cast<size_t>(tokens * (kValues + kDim) * 2), 'o');
-      gates[l] = std::vector<float>(static_cast<size_t>(tokens * kCopies), 77);
-      value[l] = std::vector<uint16_t>(static_cast<size_t>(tokens * kDim), 77);
-    }
-  }
-
-  std::vector<LayerRun> Layers(Form form) {
-    std::vector<LayerRun> layers;
-    for (int l = 0; l < 2; ++l) {
-      LayerRun layer{.layer_id = kLayers[l]};
-      if (form != Form::kKv) layer.highway = highway[l];
-      if (form == Form::kHighway || form == Form::kAuto) layer.out = absl::MakeSpan(out[l]);
-      if (form == Form::kKv) layer.out = absl::MakeSpan(kv[l]);
-      if (form == Form::kUpdate || form == Form::kGate) layer.gates = absl::MakeSpan(gates[l]);
-      if (form == Form::kUpdate) layer.value = absl::MakeSpan(value[l]);
-      layers.push_back(layer);
-    }
-    return layers;
-  }
-
-  // Everything a call may have written.
-  std::string All() const {
-    std::string all;
-    for (int l = 0; l < 2; ++l) {
-      all += out[l] + kv[l];
-      all.append(reinterpret_cast<const char*>(gates[l].data()), gates[l].size() * 4);
-      all.append(reinterpret_cast<const char*>(value[l].data()), value[l].size() * 2);
-    }
-    return all;
-  }
-
-  // gates and value added to the highway.
-  std::string Updated(int l, HighwayDtype dtype, const std::vector<uint8_t>& mask) const {
-    std::string result(highway[l].size(), ' ');
-    HighwayUpdate update{.dtype = dtype, .tokens = static_cast<int64_t>(gates[l].size()) / kCopies};
-    update.hc = kCopies;
-    update.dim = kDim;
-    update.gates = gates[l].data();
-    update.value = value[l].data();
-    if (!mask.empty()) update.token_mask = mask.data();
-    update.highway = highway[l].data();
-    update.out = result.data();
-    UpdateHighway(update);
-    return result;
-  }
-
-  std::string highway[2], out[2], kv[2];
-  std::vector<float> gates[2];
-  std::vector<uint16_t> value[2];
-};
-
-class ClientCallsTest : public testing::Test {
- protected:
-  void SetUp() override { server_ = Start({"--max-batch-tokens", "8", "--ticket-ttl-ms", "60000"}); }
-
-  static std::unique_ptr<ServerProcess> Start(const std::vector<std::string>& args) {
-    auto server = ServerProcess::Start(kTiny, args);
-    EXPECT_TRUE(server.ok()) << server.status();
-    return server.ok() ? *std::move(server) : nullptr;
-  }
-
-  static std::unique_ptr<Client> Connect(const std::string& target, int64_t stripe_bytes = 0,
-                                         int64_t max_message_bytes = 64 << 20) {
-    auto client = Client::Connect(
-        {.replicas = {.targets = {target}, .max_message_bytes = max_message_bytes}, .stripe_bytes = stripe_bytes});
-    EXPECT_TRUE(client.ok()) << client.status();
-    return client.ok() ? *std::move(client) : nullptr;
-  }
-
-  static std::unique_ptr<Client> Connect(const ServerProcess& server) { return Connect(server.unix_address()); }
-
-  // An Apply of both layers that must succeed.
-  static Tensors Apply(Client& client, Form form, std::vector<SequenceRun> sequences, int64_t tokens,
-                       HighwayDtype dtype = HighwayDtype::kF32, CallReport* report = nullptr) {
-    Tensors tensors(tokens, dtype);
-    ApplyCall call;
-    call.sequences = std::move(sequences);
-    call.form = form;
-    call.dtype = dtype;
-    call.layers = tensors.Layers(form);
-    const absl::Status status = client.Apply(call, report);
-    EXPECT_TRUE(status.ok()) << status;
-    return tensors;
-  }
-
-  std::unique_ptr<ServerProcess> server_;
-};
 
 TEST_F(ClientCallsTest, EveryFormComesToTheBitsOfHighway) {
   const auto near = Connect(*server_);
@@ -289,32 +174,6 @@ TEST_F(ClientCallsTest, ACallThatIsCutIsTheSameBits) {
   }
 }
 
-// Sixteen parts at once were more than the queue of an idle server takes, and the call failed.
-TEST_F(ClientCallsTest, ALargeCallGoesThroughAQueueThatIsSmallerThanItsParts) {
-  const std::vector<int32_t> ids = Tokens(500);
-  const auto whole = Connect(*server_);
-  const Tensors expected = Apply(*whole, Form::kHighway, {{.token_ids = ids}}, 500);
-  // 500 tokens take 1 MiB up and as much down.
-  struct Queue {
-    const char* flag;
-    const char* value;
-    int64_t stripe_bytes;
-  };
-  for (const auto& [flag, value, stripe_bytes] :
-       {Queue{"--max-queue-tokens", "64", 16384}, Queue{"--max-queue-bytes", "1048576", 262144}}) {
-    const auto small = Start({flag, value, "--max-message-bytes", "524288", "--max-batch-tokens", "8"});
-    ASSERT_NE(small, nullptr);
-    const auto client = Connect(small->tcp_address(), stripe_bytes);
-    const Tensors got = Apply(*client, Form::kHighway, {{.token_ids = ids}}, 500);
-    EXPECT_EQ(got.All(), expected.All()) << flag;
-    std::string rows(500 * kColumns * 84, ' ');
-    LookupCall lookup;
-    lookup.sequences = {{.token_ids = ids}};
-    lookup.layers = {{.layer_id = 1, .out = absl::MakeSpan(rows)}};
-    EXPECT_EQ(client->Lookup(lookup), absl::OkStatus()) << flag;
-  }
-}
-
 TEST_F(ClientCallsTest, PartsOfASessionGoInOrderAndContinueEachOther) {
   const auto small = Start({"--max-message-bytes", "16384"});
   const auto client = Connect(*small);
@@ -369,96 +228,6 @@ TEST_F(ClientCallsTest, APreparedResultOfManyPartsIsOneToTheCaller) {
   EXPECT_EQ(client->Release(*prepared).value(), 4);
 }
 
-// The first dead server ended it: the others kept their sessions, and where the dead one's were was forgotten.
-TEST_F(ClientCallsTest, ADeadServerKeepsNoOtherFromClosingItsSessions) {
-  std::unique_ptr<ServerProcess> servers[] = {Start({}), Start({}), Start({})};
-  ClientOptions options;
-  for (const auto& server : servers) options.replicas.targets.push_back(server->unix_address());
-  const auto client = *Client::Connect(options);
-  const auto serving = [&client] {
-    size_t count = 0;
-    for (const ReplicaStatus& replica : client->Replicas()) count += replica.state == ReplicaState::kServing ? 1 : 0;
-    return count;
-  };
-  while (serving() < 3) absl::SleepFor(absl::Milliseconds(5));
-  const std::vector<int32_t> ids = Tokens(3);
-  std::map<std::string, std::vector<std::string>> homes;
-  std::vector<std::string> sessions;
-  for (int i = 0; homes.size() < 3 || i < 9; ++i) {
-    CallReport report;
-    sessions.push_back(absl::StrCat("c", i));
-    Apply(*client, Form::kHighway, {{.token_ids = ids, .session = sessions.back()}}, 3, HighwayDtype::kF32, &report);
-    homes[report.replica].push_back(sessions.back());
-  }
-  // The first in the client's order too.
-  const std::string dead = homes.begin()->first;
-  for (const auto& server : servers) {
-    if (server->unix_address() == dead) server->Stop(SIGKILL);
-  }
-  const auto others = static_cast<int64_t>(sessions.size() - homes[dead].size());
-  const absl::Status status = client->CloseSessions(sessions).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr(absl::StrCat("(", others, " sessions were closed all the same)")));
-  EXPECT_EQ(client->CloseSessions(homes[dead]).status().code(), absl::StatusCode::kUnavailable) << "asked there again";
-}
-
-TEST_F(ClientCallsTest, ADeadServerKeepsNoOtherFromTakingItsTicketsBack) {
-  std::unique_ptr<ServerProcess> servers[] = {Start({"--max-message-bytes", "4096"}),
-                                              Start({"--max-message-bytes", "4096"})};
-  ClientOptions options;
-  for (const auto& server : servers) options.replicas.targets.push_back(server->unix_address());
-  const auto client = *Client::Connect(options);
-  std::map<std::string, int64_t> tickets;
-  const std::vector<int32_t> ids = Tokens(200);
-  Tensors values(200, HighwayDtype::kF32);
-  PrepareCall prepare;
-  prepare.sequences = {{.token_ids = ids}};
-  prepare.layer_ids = {1, 14};
-  prepare.values = {absl::MakeSpan(values.value[0]), absl::MakeSpan(values.value[1])};
-  absl::StatusOr<Prepared> prepared;
-  while (tickets.size() < 2) {
-    tickets.clear();
-    prepared = client->Prepare(prepare);
-    ASSERT_TRUE(prepared.ok()) << prepared.status();
-    for (const PreparedPart& part : prepared->state()->parts) ++tickets[part.replica];
-  }
-  for (const auto& server : servers) {
-    if (server->unix_address() == tickets.begin()->first) server->Stop(SIGKILL);
-  }
-  const absl::Status status = client->Release(*prepared).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-  const int64_t others = tickets.rbegin()->second;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("(", others, " tickets were given back")));
-}
-
-// A ticket that was gone sent its tokens into the session once more, which forgot what came after them.
-TEST_F(ClientCallsTest, AGoneTicketTruncatesNoSession) {
-  const auto client = Connect(*server_);
-  const std::vector<int32_t> ids = Tokens(4);
-  const auto run = [&ids](int64_t start) { return SequenceRun{.start_pos = start, .token_ids = ids, .session = "s"}; };
-  PrepareCall prepare;
-  prepare.layer_ids = {1, 14};
-  prepare.sequences = {run(0)};
-  const absl::StatusOr<Prepared> first = client->Prepare(prepare);
-  prepare.sequences = {run(4)};
-  const absl::StatusOr<Prepared> second = client->Prepare(prepare);
-  ASSERT_TRUE(first.ok() && second.ok()) << second.status();
-  const Tensors direct = Apply(*client, Form::kHighway, {{.token_ids = ids}}, 4);
-  Apply(*client, Form::kHighway, {run(8)}, 4);
-  ASSERT_EQ(client->Release(*first).value() + client->Release(*second).value(), 2);
-
-  Tensors tensors(4, HighwayDtype::kF32);
-  ApplyCall call;
-  call.layers = tensors.Layers(Form::kHighway);
-  call.prepared = &*first;
-  EXPECT_EQ(client->Apply(call), absl::OkStatus()) << "before position 0 nothing needs to be known";
-  EXPECT_EQ(tensors.All(), direct.All());
-  call.prepared = &*second;
-  EXPECT_EQ(ErrorReason(client->Apply(call)), "TICKET_EXPIRED") << "only the session knows the ids before them";
-  Apply(*client, Form::kHighway, {run(12)}, 4);
-}
-
 TEST_F(ClientCallsTest, APartialCallServesEachSequenceAtItsOwnPlace) {
   const auto small = Start({"--max-message-bytes", "16384"});
   const std::vector<int32_t> a = Tokens(5), bad = {1, 9999}, negative = {-1, 2}, last = Tokens(14, 8);
@@ -494,39 +263,6 @@ TEST_F(ClientCallsTest, APartialCallServesEachSequenceAtItsOwnPlace) {
       EXPECT_EQ(tensors.out[l].substr(0, 5 * kToken), full.out[l].substr(0, 5 * kToken));
       EXPECT_EQ(tensors.out[l].substr(5 * kToken, 4 * kToken), std::string(4 * kToken, 'o'));
       EXPECT_EQ(tensors.out[l].substr(9 * kToken), full.out[l].substr(9 * kToken));
-    }
-  }
-}
-
-TEST_F(ClientCallsTest, WithoutAServerASkippedCallGoesOnAndSaysSo) {
-  const auto client = Connect(*server_);
-  const std::vector<int32_t> ids = Tokens(6);
-  server_->Stop(SIGKILL);
-  for (const Form form : {Form::kHighway, Form::kUpdate, Form::kGate}) {
-    SequenceHistory history(4);
-    Tensors tensors(6, HighwayDtype::kF32);
-    ApplyCall call;
-    call.sequences = {{.history = &history, .token_ids = ids}};
-    call.form = form;
-    call.layers = tensors.Layers(form);
-    call.timeout = absl::Seconds(10);
-    EXPECT_EQ(client->Apply(call).code(), absl::StatusCode::kUnavailable);
-    EXPECT_EQ(history.length(), 0);
-    call.on_failure = OnFailure::kSkip;
-    CallReport report;
-    ASSERT_TRUE(client->Apply(call, &report).ok());
-    ASSERT_EQ(report.skipped.size(), 1u);
-    EXPECT_THAT(report.skipped[0].layer_ids, ElementsAre(1, 14));
-    EXPECT_EQ(report.skipped[0].tokens.end, 6);
-    EXPECT_EQ(report.skipped[0].why.code(), absl::StatusCode::kUnavailable);
-    EXPECT_EQ(history.length(), 6) << "the tokens were consumed all the same";
-    if (form == Form::kHighway) {
-      EXPECT_EQ(tensors.out[1], tensors.highway[1]);
-    } else {
-      EXPECT_EQ(tensors.gates[1], std::vector<float>(24, 0));
-    }
-    if (form == Form::kUpdate) {
-      EXPECT_EQ(tensors.value[1], std::vector<uint16_t>(6 * kDim, 0));
     }
   }
 }
