@@ -107,12 +107,14 @@ class Planner {
       std::stable_sort(wanted_.begin(), wanted_.end(),
                        [this](const Piece& a, const Piece& b) { return HomeOf(a) < HomeOf(b); });
     }
-    const int64_t most = MostTokens();
+    const int64_t most = MostTokens(tokens);
     const int64_t parts = (tokens + most - 1) / most;
     if (parts > 0) Cut((tokens + parts - 1) / parts);
+    if (absl::Status status = CheckTickets(); !status.ok()) return status;
     CallPlan plan;
     plan.parts = std::move(parts_);
     plan.ordered = Ordered(plan.parts);
+    plan.tokens_together = HalfAQueue();
     plan.priority = PriorityOf(plan.parts.size());
     return plan;
   }
@@ -129,16 +131,17 @@ class Planner {
                                " bytes, all prepared results together may take ", room));
   }
 
-  // Of one part. At least 1: every group fits a token.
-  int64_t MostTokens() const {
-    int64_t most = model_.limits.max_call_tokens;
+  int64_t HalfAQueue() const { return std::max<int64_t>(1, limits_.max_call_tokens / 2); }
+
+  // Of one part of `tokens`. At least 1: every group fits a token.
+  int64_t MostTokens(int64_t tokens) const {
+    int64_t most = tokens <= limits_.max_call_tokens ? limits_.max_call_tokens : HalfAQueue();
     bool sessions = false;
     for (const Piece& piece : wanted_) sessions |= !call_.sequences[piece.sequence].session.empty();
-    const bool together = !sessions || call_.prepared.state() != nullptr;
     for (const LayerGroup& group : groups_) {
       if (group.bytes.larger() == 0) continue;
       most = std::min(most, limits_.max_message_bytes / group.bytes.larger());
-      if (together && limits_.stripe_bytes > 0) {
+      if (!sessions && limits_.stripe_bytes > 0) {
         most = std::min(most, std::max<int64_t>(1, limits_.stripe_bytes / group.bytes.larger()));
       }
     }
@@ -211,20 +214,32 @@ class Planner {
       Part part = open_;
       part.first_layer = group.first;
       part.layers = group.layers;
+      part.bytes = part.tokens * (group.bytes.up + group.bytes.down);
       parts_.push_back(std::move(part));
     }
     open_ = {};
     envelope_ = 0;
   }
 
-  // Parts of one session change its history one after the other; so do those that only its server can answer.
+  // What goes by no ticket must be known by its ids.
+  absl::Status CheckTickets() const {
+    if (call_.prepared.state() == nullptr) return absl::OkStatus();
+    for (const Part& part : parts_) {
+      if (part.ticket.has_value() || GoesByIds(model_, call_, part)) continue;
+      return Refuse(Reason::kMessageBytes, "prepared", absl::StrCat(call_.tokens), absl::StrCat("<= ", part.tokens),
+                    absl::StrCat("a Lookup takes all tokens of a ticket, a message may have ", part.tokens,
+                                 " of them, and only the session knows the ids before them"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Parts of one session change its history one after the other. What is prepared names none.
   bool Ordered(const std::vector<Part>& parts) const {
     std::vector<int> times(call_.sequences.size(), 0);
     for (const Part& part : parts) {
       for (const Piece& piece : part.pieces) {
         const CheckedSequence& sequence = call_.sequences[piece.sequence];
-        const bool counts = call_.prepared.state() == nullptr ? !sequence.session.empty() : sequence.by_session();
-        if (counts && ++times[piece.sequence] > 1) return true;
+        if (!sequence.session.empty() && ++times[piece.sequence] > 1) return true;
       }
     }
     return false;
@@ -270,6 +285,12 @@ std::vector<int32_t> LookbackOf(const CheckedSequence& sequence, int64_t first, 
     }
   }
   return lookback;
+}
+
+bool GoesByIds(const ModelInfo& model, const CheckedCall& call, const Part& part) {
+  return std::all_of(part.pieces.begin(), part.pieces.end(), [&](const Piece& piece) {
+    return !LookbackOf(call.sequences[piece.sequence], piece.first, model.lookback_length()).empty();
+  });
 }
 
 }  // namespace engram::client

@@ -168,13 +168,10 @@ absl::Status TakePrepared(const Prepared& prepared, const std::optional<Range>& 
   int64_t first = 0;
   for (const PreparedSequence& kept : prepared.state()->sequences) {
     CheckedSequence sequence;
-    sequence.session = kept.session;
-    sequence.home = kept.home;
     sequence.start_pos = kept.start_pos;
     sequence.token_ids = kept.token_ids;
     sequence.token_mask = kept.token_mask;
     sequence.lookback = kept.lookback;
-    sequence.step = kept.step;
     sequence.at = first - range.begin;
     sequence.tokens = static_cast<int64_t>(kept.token_ids.size());
     first += sequence.tokens;

@@ -3,9 +3,12 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "client/pause.h"
 #include "client/raw_call.h"
 #include "client/step_flight.h"
 #include "engram/v1/engram.grpc.pb.h"
@@ -30,6 +33,14 @@ absl::StatusOr<Response> MessageOf(grpc::ByteBuffer body, const char* method) {
   return response;
 }
 
+// `count`, or `failed` with the count in its message: what the servers that did not fail have done stays done.
+absl::StatusOr<int64_t> CountOr(const absl::Status& failed, int64_t count, const char* what) {
+  if (failed.ok()) return count;
+  absl::Status status(failed.code(), absl::StrCat(failed.message(), " (", count, " ", what, " all the same)"));
+  failed.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) { status.SetPayload(url, payload); });
+  return status;
+}
+
 }  // namespace
 
 Client::Client(std::unique_ptr<ReplicaSet> replicas, const ClientOptions& options)
@@ -39,6 +50,9 @@ Client::Client(std::unique_ptr<ReplicaSet> replicas, const ClientOptions& option
                },
                [set = replicas.get()](const std::string& replica, uint64_t server_epoch) {
                  return set->KnowsEpoch(replica, server_epoch);
+               },
+               [set = replicas.get()](absl::Time until, absl::AnyInvocable<void(bool due)> then) {
+                 StartPause(*set, until, std::move(then));
                }},
       replicas_(std::move(replicas)) {}
 
@@ -68,7 +82,9 @@ absl::StatusOr<std::shared_ptr<StepFlight>> Client::Board(absl::StatusOr<Checked
       sequence.home = homes_.Find(sequence.session);
     }
   }
-  const PlanLimits limits{replicas_->max_message_bytes(), stripe_bytes_};
+  const PlanLimits limits{.max_message_bytes = replicas_->max_message_bytes(),
+                          .max_call_tokens = replicas_->max_call_tokens(),
+                          .stripe_bytes = stripe_bytes_};
   absl::StatusOr<CallPlan> plan = PlanCall(model(), limits, *checked);
   if (!plan.ok()) return plan.status();
   return std::make_shared<StepFlight>(model(), carrier_, &homes_, *std::move(checked), *std::move(plan));
@@ -161,26 +177,40 @@ std::future<absl::Status> Client::LookupFuture(const LookupCall& call) {
   return future;
 }
 
-template <typename Request, typename Response>
-absl::StatusOr<Response> Client::Call(const char* method, const Request& request, const std::string& replica,
-                                      absl::Duration timeout) {
-  RawCall raw;
-  raw.method = method;
-  raw.request = BytesOf(request);
-  raw.deadline = absl::Now() + timeout;
-  raw.replica = replica;
-  struct Answer {
-    absl::Notification there;
-    RawReply reply;
+template <typename Response, typename Request>
+std::vector<absl::StatusOr<Response>> Client::CallEach(const char* method,
+                                                       const std::map<std::string, Request>& requests,
+                                                       absl::Duration timeout) {
+  struct Answers {
+    explicit Answers(size_t count) : replies(count), missing(static_cast<int>(count)) {}
+    std::vector<RawReply> replies;
+    absl::BlockingCounter missing;
   };
-  auto answer = std::make_shared<Answer>();
-  carrier_.send(std::move(raw), [answer](RawReply reply) {
-    answer->reply = std::move(reply);
-    answer->there.Notify();
-  });
-  answer->there.WaitForNotification();
-  if (!answer->reply.status.ok()) return answer->reply.status;
-  return MessageOf<Response>(std::move(answer->reply.body), method);
+  // Shared: the last answer may still be in DecrementCount() when this thread goes on.
+  auto answers = std::make_shared<Answers>(requests.size());
+  const absl::Time deadline = absl::Now() + timeout;
+  size_t sent = 0;
+  for (const auto& [replica, request] : requests) {
+    RawCall raw;
+    raw.method = method;
+    raw.request = BytesOf(request);
+    raw.deadline = deadline;
+    raw.replica = replica;
+    carrier_.send(std::move(raw), [answers, index = sent++](RawReply reply) {
+      answers->replies[index] = std::move(reply);
+      answers->missing.DecrementCount();
+    });
+  }
+  answers->missing.Wait();
+  std::vector<absl::StatusOr<Response>> responses;
+  for (RawReply& reply : answers->replies) {
+    if (reply.status.ok()) {
+      responses.push_back(MessageOf<Response>(std::move(reply.body), method));
+    } else {
+      responses.emplace_back(std::move(reply.status));
+    }
+  }
+  return responses;
 }
 
 absl::StatusOr<int64_t> Client::Release(const engram::client::Prepared& prepared, absl::Duration timeout) {
@@ -188,30 +218,32 @@ absl::StatusOr<int64_t> Client::Release(const engram::client::Prepared& prepared
   if (prepared.state() != nullptr) {
     for (const PreparedPart& part : prepared.state()->parts) requests[part.replica].add_tickets(part.ticket);
   }
+  absl::Status failed;
   int64_t released = 0;
-  for (const auto& [replica, request] : requests) {
-    absl::StatusOr<v1::ReleaseResponse> response =
-        Call<v1::ReleaseRequest, v1::ReleaseResponse>("/engram.v1.EngramService/Release", request, replica, timeout);
-    if (!response.ok()) return response.status();
-    released += response->released();
+  for (const auto& response : CallEach<v1::ReleaseResponse>("/engram.v1.EngramService/Release", requests, timeout)) {
+    failed.Update(response.status());
+    if (response.ok()) released += response->released();
   }
-  return released;
+  return CountOr(failed, released, "tickets were given back");
 }
 
 absl::StatusOr<int64_t> Client::CloseSessions(absl::Span<const std::string> sessions, absl::Duration timeout) {
   std::map<std::string, v1::CloseSessionsRequest> requests;
-  for (const std::string& session : sessions) {
-    requests[homes_.Find(session)].add_sessions(session);
-    homes_.Forget(session);
-  }
+  for (const std::string& session : sessions) requests[homes_.Find(session)].add_sessions(session);
+  absl::Status failed;
   int64_t closed = 0;
+  const auto responses =
+      CallEach<v1::CloseSessionsResponse>("/engram.v1.EngramService/CloseSessions", requests, timeout);
+  auto response = responses.begin();
   for (const auto& [replica, request] : requests) {
-    absl::StatusOr<v1::CloseSessionsResponse> response = Call<v1::CloseSessionsRequest, v1::CloseSessionsResponse>(
-        "/engram.v1.EngramService/CloseSessions", request, replica, timeout);
-    if (!response.ok()) return response.status();
-    closed += response->closed();
+    failed.Update(response->status());
+    if (response->ok()) {
+      closed += (*response)->closed();
+      for (const std::string& session : request.sessions()) homes_.Forget(session);
+    }
+    ++response;
   }
-  return closed;
+  return CountOr(failed, closed, "sessions were closed");
 }
 
 }  // namespace engram::client

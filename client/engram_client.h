@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -88,19 +89,22 @@ class Client {
   std::future<absl::StatusOr<Prepared>> PrepareFuture(const PrepareCall& call);
   std::future<absl::Status> LookupFuture(const LookupCall& call);
 
-  // Gives tickets back before their time; how many were still good.
+  // Gives tickets back before their time; how many were still good. Every server that holds some is asked, all at once;
+  // where one fails, the first error, which says how many were given back all the same.
   absl::StatusOr<int64_t> Release(const Prepared& prepared, absl::Duration timeout = absl::Seconds(30));
 
-  // Forgets sessions, here and where they are; how many were known there.
+  // Forgets sessions, here and where they are; how many were known there. Errors as Release's: the sessions of a server
+  // that failed stay known here, so that the same call asks it again.
   absl::StatusOr<int64_t> CloseSessions(absl::Span<const std::string> sessions,
                                         absl::Duration timeout = absl::Seconds(30));
 
  private:
   Client(std::unique_ptr<ReplicaSet> replicas, const ClientOptions& options);
 
-  template <typename Request, typename Response>
-  absl::StatusOr<Response> Call(const char* method, const Request& request, const std::string& replica,
-                                absl::Duration timeout);
+  // One RPC per replica, together; the answers in the map's order.
+  template <typename Response, typename Request>
+  std::vector<absl::StatusOr<Response>> CallEach(const char* method, const std::map<std::string, Request>& requests,
+                                                 absl::Duration timeout);
   absl::StatusOr<std::shared_ptr<StepFlight>> Board(absl::StatusOr<CheckedCall> checked);
   absl::StatusOr<std::shared_ptr<StepFlight>> Fly(absl::StatusOr<CheckedCall> checked, CallReport* report);
   void FlyAsync(absl::StatusOr<CheckedCall> checked,

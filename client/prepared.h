@@ -1,5 +1,6 @@
 // Results made ahead of the layers by Client::Prepare: a ticket per part, and the tokens once more, so that a call by
-// it can be made again by ids when a ticket or its server is gone.
+// it can be made again by ids when a ticket or its server is gone; where only a session knows the ids before them, it
+// cannot.
 //
 // A cheap handle: copies share one immutable state, any thread. It outlives nothing on a server: tickets end with their
 // TTL (ModelInfo::Limits::ticket_ttl_ms), Client::Release, or a rollback below their positions.
@@ -7,10 +8,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "absl/types/span.h"
 
 namespace engram::client {
 
@@ -23,15 +25,13 @@ struct PreparedPart {
   uint64_t server_epoch = 0;
 };
 
-// A sequence as it was prepared.
+// A sequence as it was prepared, to make it again without a session: what was prepared stands in its session already,
+// and to write it there once more would truncate what came after it.
 struct PreparedSequence {
-  std::string session = {};  // empty: stateless
-  std::string home = {};     // the replica that has the session; empty: not known
   int64_t start_pos = 0;
   std::vector<int32_t> token_ids = {};
   std::vector<uint8_t> token_mask = {};  // empty: all live
   std::vector<int32_t> lookback = {};    // N-1, newest first; empty: only the session's server knows
-  std::optional<uint64_t> step = {};
 };
 
 struct PreparedState {
@@ -48,7 +48,9 @@ class Prepared {
 
   int64_t tokens() const { return state_ == nullptr ? 0 : state_->tokens; }
   // Those that are ready; an Apply at another layer computes it.
-  const std::vector<int32_t>& layer_ids() const { return state_->layer_ids; }
+  absl::Span<const int32_t> layer_ids() const {
+    return state_ == nullptr ? absl::Span<const int32_t>() : state_->layer_ids;
+  }
 
   // For the library: null where nothing is prepared.
   const std::shared_ptr<const PreparedState>& state() const { return state_; }

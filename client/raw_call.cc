@@ -23,10 +23,12 @@ namespace {
 
 // The request on its way to one replica.
 struct Attempt {
-  explicit Attempt(Lease chosen) : lease(std::move(chosen)), name(lease->replica()), stub(lease->channel()) {}
+  explicit Attempt(Lease chosen)
+      : lease(std::move(chosen)), name(lease->replica()), server_epoch(lease->server_epoch()), stub(lease->channel()) {}
 
   absl::optional<Lease> lease;  // until its end
   const std::string name;
+  const uint64_t server_epoch;
   grpc::GenericStub stub;
   grpc::ClientContext context;
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> call;
@@ -91,11 +93,11 @@ class Call : public std::enable_shared_from_this<Call> {
     } else if (!call_.replica.empty() || !absl::IsUnavailable(lease.status())) {
       End(lease.status(), absl::nullopt);
     } else {
-      AskFirst(lease.status());
+      AskFirst();
     }
   }
 
-  void AskFirst(const absl::Status& none) {
+  void AskFirst() {
     std::vector<std::string> avoid;
     uint64_t turn = 0;
     {
@@ -107,10 +109,11 @@ class Call : public std::enable_shared_from_this<Call> {
     SetTimer(Wake::kDeadline, call_.deadline, turn);
     const bool asked = replicas_.AskNow(
         avoid, [self = shared_from_this(), turn](const std::string& name) { self->Answered(turn, name); });
-    if (!asked && TakeTurn(turn)) Failed(none, "", /*pushback=*/"");
+    // None to ask, or the set is ending: Choose tells which.
+    if (!asked) Answered(turn, "");
   }
 
-  // The replica `name` has been asked.
+  // The replica `name` has been asked, or, where it is empty, there was none to ask.
   void Answered(uint64_t turn, const std::string& name) {
     if (!TakeTurn(turn)) return;
     absl::optional<ReplicaSet::Wish> wish;
@@ -125,7 +128,7 @@ class Call : public std::enable_shared_from_this<Call> {
     }
     {
       absl::MutexLock lock(&mutex_);
-      avoid_.push_back(name);  // another one is asked next time
+      if (!name.empty()) avoid_.push_back(name);  // another one is asked next time
     }
     Failed(lease.status(), "", /*pushback=*/"");
   }
@@ -221,7 +224,10 @@ class Call : public std::enable_shared_from_this<Call> {
       absl::MutexLock lock(&mutex_);
       if (ended_) return;
       if (name.empty()) ++tries_;
-      last_error_ = first_error_.value_or(Error{std::move(status), name});
+      // That none serves says less than why one refused.
+      const bool says_less =
+          name.empty() && absl::IsUnavailable(last_error_.status) && !ErrorReason(last_error_.status).empty();
+      if (!says_less) last_error_ = first_error_.value_or(Error{std::move(status), name});
       if (!name.empty()) avoid_.push_back(name);
       delay = DelayBeforeRetry(options_, tries_, last_error_.status, pushback, random);
       // It restarted with another model; the others have the one this call is for.
@@ -316,6 +322,7 @@ class Call : public std::enable_shared_from_this<Call> {
       if (winner.has_value()) {
         reply.body.Swap(&(*winner)->reply);
         reply.replica = (*winner)->name;
+        reply.server_epoch = (*winner)->server_epoch;
       } else if (status.ok()) {
         reply.status = last_error_.status;
         reply.replica = last_error_.replica;

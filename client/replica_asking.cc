@@ -138,16 +138,23 @@ void ReplicaSet::Core::Answer(const std::shared_ptr<Replica>& replica, ModelAnsw
       replica->server_epoch = answer.model->server_epoch;
     }
     const Finding finding = Judge(*replica, answer);
+    if (finding == Finding::kGood) {
+      replica->good_epoch = answer.model->server_epoch;
+    } else if (finding != Finding::kUnavailable) {
+      replica->good_epoch.reset();
+    }
     replica->health.Asked(finding, answer.draining, restarted, replica->asked);
     replica->last_error = answer.model.status();
+    if (replica->health.gets_calls()) {
+      max_call_tokens_ = std::min(max_call_tokens_, answer.model->limits.max_call_tokens);
+      max_message_bytes_ = std::min(max_message_bytes_, message_bytes);
+    }
     if (replica->health.gets_calls() && (!served || message_bytes != replica->message_bytes)) {
       // Old connections may be pausing before they connect again.
       replica->message_bytes = message_bytes;
       std::swap(replica->channels, channels);
       ++replica->generation;
       connect = replica->channels;
-      max_call_tokens_ = std::min(max_call_tokens_, answer.model->limits.max_call_tokens);
-      max_message_bytes_ = std::min(max_message_bytes_, message_bytes);
     }
     changed_.SignalAll();
   }

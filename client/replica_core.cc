@@ -149,6 +149,7 @@ absl::StatusOr<Lease> ReplicaSet::Core::Choose(const Wish& wish) {
   lease.channel_ = best->channels[best->next_channel++ % best->channels.size()];
   lease.tokens_ = wish.weight_tokens;
   lease.generation_ = best->generation;
+  lease.server_epoch_ = *best->good_epoch;  // one that gets calls has been judged
   return lease;
 }
 
@@ -156,7 +157,7 @@ bool ReplicaSet::Core::KnowsEpoch(absl::string_view replica, uint64_t server_epo
   absl::MutexLock lock(&mutex_);
   for (const auto& known : replicas_) {
     if (known->address.name != replica) continue;
-    if (known->server_epoch == server_epoch) return true;
+    if (known->good_epoch == server_epoch) return true;
     known->health.Doubt(absl::Now());
     changed_.SignalAll();
   }

@@ -48,8 +48,10 @@ struct Replica {
   absl::Time asked = absl::InfinitePast();                            // when the last answer came
   std::vector<std::function<void(const std::string& name)>> waiting;  // for the answer
 
-  std::string numerics_id;
-  uint64_t server_epoch = 0;
+  std::string numerics_id;    // of the last answer, whatever came of it
+  uint64_t server_epoch = 0;  // likewise
+  // Of the start that was judged good last; none where what answered since is another model or of other numerics.
+  absl::optional<uint64_t> good_epoch;
   absl::Status last_error;
 };
 

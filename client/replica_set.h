@@ -113,9 +113,9 @@ class ReplicaSet {
   // `then` is not called, where there is none to ask or the set is ending.
   bool AskNow(const std::vector<std::string>& avoid, std::function<void(const std::string& name)> then);
 
-  // A reply came with this server_epoch. Another one than the replica had when it was asked means that it restarted
-  // unnoticed: it gets no calls until it is asked again. Returns whether it was the known one; a reply of another one
-  // may have another numerics_id's bits.
+  // A reply came with this server_epoch, which is not its Lease's. Whether it is that of the start that was asked last
+  // and found good; a reply of another one may have another numerics_id's bits, and then the replica restarted
+  // unnoticed and gets no calls until it is asked again.
   bool KnowsEpoch(absl::string_view replica, uint64_t server_epoch);
 
   // In the order of targets and addresses.
@@ -161,6 +161,7 @@ class Lease {
 
   const std::string& replica() const;  // its name
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  uint64_t server_epoch() const { return server_epoch_; }  // of the start that was asked and found good
 
   // How the call ended, at most once; a call that was cancelled has shown nothing and is not reported.
   // `draining`: the reply had the trailer engram-draining.
@@ -175,6 +176,7 @@ class Lease {
   std::shared_ptr<grpc::Channel> channel_;
   int64_t tokens_ = 0;
   int generation_ = 0;  // of the replica's connections
+  uint64_t server_epoch_ = 0;
 };
 
 }  // namespace engram::client

@@ -203,16 +203,15 @@ class Writer {
     const auto first = static_cast<size_t>(piece.first);
     const auto tokens = static_cast<size_t>(piece.tokens);
     std::vector<int32_t> lookback;
-    // What was prepared stands in its session already: where the ids alone say it all, the session is left alone.
-    const bool again = call_.prepared.state() != nullptr;
-    if (!sequence.by_session() || again) lookback = LookbackOf(sequence, piece.first, model_.lookback_length());
-    if (!again || lookback.empty()) out.set_session(sequence.session);
+    // Prepared sequences name no session: where the ids alone do not say it all, they do not come here.
+    if (!sequence.by_session()) lookback = LookbackOf(sequence, piece.first, model_.lookback_length());
+    out.set_session(sequence.session);
     out.set_start_pos(sequence.start_pos + piece.first);
     const absl::Span<const int32_t> ids = sequence.token_ids.subspan(first, tokens);
     out.mutable_token_ids()->Add(ids.begin(), ids.end());
     if (!sequence.token_mask.empty()) out.set_token_mask(sequence.token_mask.data() + first, tokens);
     out.mutable_lookback_token_ids()->Add(lookback.begin(), lookback.end());
-    if (sequence.step.has_value() && !out.session().empty()) out.set_step(*sequence.step);
+    if (sequence.step.has_value() && !sequence.session.empty()) out.set_step(*sequence.step);
     // Only the beginning of the child is the parent's; parts of more layers repeat it with the same outcome.
     if (!sequence.fork_from.empty() && piece.first == 0) out.mutable_fork_from()->set_session(sequence.fork_from);
   }

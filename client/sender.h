@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,19 +33,27 @@ struct RawReply {
   grpc::ByteBuffer body;  // where OK
   std::string replica;    // that gave `status`; empty where nobody was asked
   int attempts = 0;       // how often the request went out
+  // Where OK: the server_epoch that `replica` had when it was asked for its model and chosen for this call. A reply
+  // with it needs no EpochCheck, which may not know the replica any more.
+  std::optional<uint64_t> server_epoch = {};
 };
 
 // `done` is called exactly once, on any thread, perhaps before this returns. Thread-safe.
 using Sender = std::function<void(RawCall call, absl::AnyInvocable<void(RawReply)> done)>;
 
-// Whether a reply with this server_epoch comes from the start of `replica` that was asked for its model. One that has
-// restarted since may compute other bits. Thread-safe.
+// Whether a reply with this server_epoch comes from the start of `replica` that was asked for its model and found good.
+// One that has restarted since may compute other bits. Thread-safe.
 using EpochCheck = std::function<bool(const std::string& replica, uint64_t server_epoch)>;
+
+// Calls `then` once: with true at `until`, or with false as soon as the carrier is ending, which waits for it. On any
+// thread, perhaps before this returns. Thread-safe.
+using Pauser = std::function<void(absl::Time until, absl::AnyInvocable<void(bool due)> then)>;
 
 // Whatever carries calls to servers.
 struct Carrier {
   Sender send;
   EpochCheck knows_epoch;
+  Pauser pause;
 };
 
 }  // namespace engram::client

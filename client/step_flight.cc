@@ -14,15 +14,17 @@
 namespace engram::client {
 namespace {
 
-// Parts of a call under way at a time. Their requests and replies are in memory then: 16 of 64 MiB are 2 GiB, and no
-// client has more connections to fill.
+// Parts of a call under way at a time: no client has more connections to fill. Their requests and replies are in memory
+// then, here and in the server, whose queue has room for 1 GiB of all its clients: 16 parts of 8 MiB each way are 256.
 constexpr size_t kMostTogether = 16;
+constexpr int64_t kMostBytesTogether = int64_t{256} << 20;
 
 // Between two rounds of kRetry: doubled each time, and a random half of it, so that clients do not return in step.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(50);
 constexpr absl::Duration kLongestPause = absl::Seconds(2);
 
-// A ticket that is not good any more, or a server that is gone or serves another model: the ids say the same.
+// A ticket that is not good any more, or a server that is gone or serves another model: the ids say the same, where
+// they are known.
 bool TicketIsGone(const absl::Status& status) {
   const std::string reason = ErrorReason(status);
   return reason == "TICKET_EXPIRED" || reason == "DIGEST_MISMATCH" || absl::IsUnavailable(status);
@@ -45,24 +47,20 @@ StepFlight::StepFlight(const ModelInfo& model, const Carrier& carrier, SessionHo
       call_(std::move(call)),
       plan_(std::move(plan)),
       deadline_(absl::Now() + call_.timeout),
-      trips_(plan_.parts.size()) {}
+      trips_(plan_.parts.size()),
+      together_(plan_.ordered ? 1 : kMostTogether) {}
 
 void StepFlight::Start(absl::AnyInvocable<void()> over) {
   on_over_ = std::move(over);
   self_ = shared_from_this();
-  std::vector<size_t> first;
-  {
-    absl::MutexLock lock(&mutex_);
-    const size_t together = plan_.ordered ? 1 : kMostTogether;
-    while (first.size() < together) {
-      const std::optional<size_t> index = Next();
-      if (!index.has_value()) break;
-      first.push_back(*index);
+  if (plan_.parts.empty()) {
+    {
+      absl::MutexLock lock(&mutex_);
+      over_ = true;
     }
-    over_ = first.empty();
+    return Over();
   }
-  if (first.empty()) return Over();
-  for (const size_t index : first) Send(index);
+  Depart();
 }
 
 // Called once; what it holds may be the last that keeps this alive.
@@ -73,7 +71,20 @@ void StepFlight::Over() {
 }
 
 std::optional<size_t> StepFlight::Next() {
-  if (over_ || next_ == plan_.parts.size()) return std::nullopt;
+  if (over_) return std::nullopt;
+  if (!again_.empty()) {
+    const size_t index = again_.back();
+    again_.pop_back();
+    return index;
+  }
+  if (next_ == plan_.parts.size() || flying_ >= together_) return std::nullopt;
+  const Part& part = plan_.parts[next_];
+  const bool full =
+      flying_tokens_ + part.tokens > plan_.tokens_together || flying_bytes_ + part.bytes > kMostBytesTogether;
+  if (flying_ > 0 && full) return std::nullopt;
+  ++flying_;
+  flying_tokens_ += part.tokens;
+  flying_bytes_ += part.bytes;
   return next_++;
 }
 
@@ -105,15 +116,36 @@ RawCall StepFlight::RawCallOf(size_t index, bool by_ids) const {
   return raw;
 }
 
-void StepFlight::Send(size_t index) {
-  bool by_ids = false;
+void StepFlight::Depart() {
+  const std::shared_ptr<StepFlight> self = shared_from_this();
+  const std::thread::id me = std::this_thread::get_id();
   {
     absl::MutexLock lock(&mutex_);
-    if (over_) return;
-    by_ids = trips_[index].by_ids;
+    if (std::find(departing_.begin(), departing_.end(), me) != departing_.end()) return;
+    departing_.push_back(me);
   }
-  carrier_.send(RawCallOf(index, by_ids),
-                [self = shared_from_this(), index](RawReply raw) { self->Answered(index, std::move(raw)); });
+  while (true) {
+    std::optional<size_t> index;
+    bool by_ids = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      index = Next();
+      if (!index.has_value()) {
+        departing_.erase(std::find(departing_.begin(), departing_.end(), me));
+        return;
+      }
+      by_ids = trips_[*index].by_ids;
+    }
+    carrier_.send(RawCallOf(*index, by_ids), [self, at = *index](RawReply raw) { self->Answered(at, std::move(raw)); });
+  }
+}
+
+void StepFlight::DepartAgain(size_t index) {
+  {
+    absl::MutexLock lock(&mutex_);
+    again_.push_back(index);
+  }
+  Depart();
 }
 
 // A call that nobody answered says whom it asked and how long; a part says which it is.
@@ -129,34 +161,42 @@ absl::Status StepFlight::Named(const absl::Status& status, size_t index, const s
   return WithMessage(status, message);
 }
 
+// CANCELLED is the client's own end, which says nothing about the servers.
 bool StepFlight::Skips(const absl::Status& status) const {
-  return call_.on_failure == OnFailure::kSkip && !IsRefusal(status);
+  return call_.on_failure == OnFailure::kSkip && !IsRefusal(status) && !absl::IsCancelled(status);
 }
 
 bool StepFlight::SendAgain(size_t index, const absl::Status& status) {
   const Part& part = plan_.parts[index];
+  absl::Time again = absl::InfinitePast();
   {
     absl::MutexLock lock(&mutex_);
     if (over_) return true;  // nobody waits for it
     Trip& trip = trips_[index];
-    if (part.ticket.has_value() && !trip.by_ids && TicketIsGone(status)) {
+    if (part.ticket.has_value() && !trip.by_ids && TicketIsGone(status) && GoesByIds(model_, call_, part)) {
       trip.by_ids = true;
     } else {
-      if (call_.on_failure != OnFailure::kRetry || !IsPassing(status)) return false;
+      // Parts of one call may fill a queue: that passes with them.
+      const bool own_making = plan_.parts.size() > 1 && ErrorReason(status) == "QUEUE_FULL";
+      if (own_making) together_ = std::max<size_t>(1, std::min(together_, flying_) / 2);
+      if ((call_.on_failure != OnFailure::kRetry && !own_making) || !IsPassing(status)) return false;
       const absl::Duration pause = std::min(kFirstPause * (int64_t{1} << std::min(trip.rounds, 10)), kLongestPause);
       ++trip.rounds;
       absl::BitGen random;
-      const absl::Time again = absl::Now() + std::max(pause * absl::Uniform(random, 0.5, 1.0), RetryDelay(status));
+      again = absl::Now() + std::max(pause * absl::Uniform(random, 0.5, 1.0), RetryDelay(status));
       if (again >= deadline_) return false;
-      // An alarm keeps its function for as long as it lives, so the function must not keep the alarm's owner.
-      trip.alarm = std::make_unique<grpc::Alarm>();
-      trip.alarm->Set(absl::ToChronoTime(again), [weak = weak_from_this(), index](bool /*fired*/) {
-        if (const std::shared_ptr<StepFlight> self = weak.lock()) self->Send(index);
-      });
-      return true;
     }
   }
-  Send(index);
+  if (again == absl::InfinitePast()) {
+    DepartAgain(index);
+    return true;
+  }
+  carrier_.pause(again, [self = shared_from_this(), index](bool due) {
+    if (due) return self->DepartAgain(index);
+    RawReply ending;
+    ending.status = absl::CancelledError("the client is ending");
+    self->Answered(index, std::move(ending));
+  });
   return true;
 }
 
@@ -184,10 +224,11 @@ void StepFlight::Answered(size_t index, RawReply raw) {
     status = parsed.ok() ? CheckReply(call_, part, *parsed) : parsed.status();
     if (status.ok()) reply = *std::move(parsed);
   }
-  if (status.ok() && !carrier_.knows_epoch(raw.replica, reply->server_epoch())) {
+  if (status.ok() && raw.server_epoch != reply->server_epoch() &&
+      !carrier_.knows_epoch(raw.replica, reply->server_epoch())) {
     status = absl::UnavailableError(absl::StrCat(raw.replica, " has restarted: its numerics_id is not known"));
     reply.reset();
-    if (Restarted(index)) return Send(index);
+    if (Restarted(index)) return DepartAgain(index);
   }
   {
     absl::MutexLock lock(&mutex_);
@@ -198,10 +239,13 @@ void StepFlight::Answered(size_t index, RawReply raw) {
   if (!status.ok() && SendAgain(index, status)) return;
   if (status.ok() && call_.prepared.state() == nullptr) KeepHomes(part, raw.replica);
 
-  std::optional<size_t> next;
+  bool over = false;
   {
     absl::MutexLock lock(&mutex_);
     if (over_) return;
+    --flying_;
+    flying_tokens_ -= part.tokens;
+    flying_bytes_ -= part.bytes;
     Trip& trip = trips_[index];
     trip.ended = true;
     trip.reply = std::move(reply);
@@ -217,16 +261,14 @@ void StepFlight::Answered(size_t index, RawReply raw) {
         trips_[next_].status = trip.status;
       }
     }
-    if (!over_) next = Next();
     over_ |= ended_ == plan_.parts.size();
-    if (!over_ && !next.has_value()) return;
+    over = over_;
   }
-  if (next.has_value()) return Send(*next);
-  Over();
+  over ? Over() : Depart();
 }
 
 // A sequence that one part refused is refused as a whole: its other parts are not written either.
-std::vector<bool> StepFlight::Refused(CallReport& report) const {
+std::vector<bool> StepFlight::Refused(const std::vector<Trip>& trips, CallReport& report) const {
   std::vector<bool> refused(call_.sequences.size());
   if (!call_.partial_ok) return refused;
   report.sequences.resize(call_.sequences.size());
@@ -236,21 +278,21 @@ std::vector<bool> StepFlight::Refused(CallReport& report) const {
     report.sequences[sequence] = status;
   };
   for (size_t s = 0; s < call_.sequences.size(); ++s) refuse(s, call_.sequences[s].refused);
-  for (size_t i = 0; i < trips_.size(); ++i) {
-    if (!trips_[i].reply.has_value()) continue;
-    const std::vector<absl::Status>& statuses = trips_[i].reply->sequences();
+  for (size_t i = 0; i < trips.size(); ++i) {
+    if (!trips[i].reply.has_value()) continue;
+    const std::vector<absl::Status>& statuses = trips[i].reply->sequences();
     for (size_t p = 0; p < statuses.size(); ++p) refuse(plan_.parts[i].pieces[p].sequence, statuses[p]);
   }
   return refused;
 }
 
-void StepFlight::ReportSkip(size_t index, CallReport& report) const {
+void StepFlight::ReportSkip(size_t index, const absl::Status& why, CallReport& report) const {
   const Part& part = plan_.parts[index];
   std::vector<int32_t> layer_ids;
   for (size_t l = 0; l < part.layers; ++l) layer_ids.push_back(call_.layers[part.first_layer + l].layer_id);
   for (const Piece& piece : part.pieces) {
     const int64_t at = PlaceOf(call_, piece);
-    report.skipped.push_back({layer_ids, {at, at + piece.tokens}, trips_[index].status});
+    report.skipped.push_back({layer_ids, {at, at + piece.tokens}, why});
   }
 }
 
@@ -258,25 +300,37 @@ absl::Status StepFlight::Finish(CallReport* report) {
   CallReport unwanted;
   CallReport& out = report == nullptr ? unwanted : *report;
   out = {};
-  absl::MutexLock lock(&mutex_);
+  // Copies take long, and a thread of the carrier's may still look whether there is more to send.
+  std::vector<Trip> trips;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    trips.swap(trips_);
+    status = failure_;
+  }
   out.parts = static_cast<int>(plan_.parts.size());
-  for (const Trip& trip : trips_) {
+  for (const Trip& trip : trips) {
     out.attempts += trip.attempts;
     if (!trip.reply.has_value()) continue;
     out.replica = trip.replica;
     out.server_epoch = trip.reply->server_epoch();
   }
-  if (!failure_.ok()) return failure_;
+  if (status.ok()) status = Land(trips, out);
+  absl::MutexLock lock(&mutex_);
+  trips.swap(trips_);
+  return status;
+}
 
-  const std::vector<bool> refused = Refused(out);
-  for (size_t i = 0; i < trips_.size(); ++i) {
+absl::Status StepFlight::Land(const std::vector<Trip>& trips, CallReport& report) {
+  const std::vector<bool> refused = Refused(trips, report);
+  for (size_t i = 0; i < trips.size(); ++i) {
     const Part& part = plan_.parts[i];
-    if (trips_[i].reply.has_value()) {
-      LandPart(model_, call_, part, *trips_[i].reply, refused);
+    if (trips[i].reply.has_value()) {
+      LandPart(model_, call_, part, *trips[i].reply, refused);
       continue;
     }
     SkipPart(model_, call_, part, refused);
-    ReportSkip(i, out);
+    ReportSkip(i, trips[i].status, report);
   }
   // The tokens were consumed, also where the engram was skipped.
   for (size_t s = 0; s < call_.sequences.size(); ++s) {
@@ -295,13 +349,14 @@ Prepared StepFlight::TakePrepared() const {
   for (const CheckedLayer& layer : call_.layers) state->layer_ids.push_back(layer.layer_id);
   for (const CheckedSequence& sequence : call_.sequences) {
     PreparedSequence kept;
-    kept.session = sequence.session;
-    kept.home = homes_->Find(sequence.session);
     kept.start_pos = sequence.start_pos;
     kept.token_ids.assign(sequence.token_ids.begin(), sequence.token_ids.end());
     kept.token_mask.assign(sequence.token_mask.begin(), sequence.token_mask.end());
     kept.lookback = sequence.lookback;
-    kept.step = sequence.step;
+    // Before position 0 there is nothing, which needs no session to know.
+    if (kept.lookback.empty() && sequence.start_pos == 0) {
+      kept.lookback.assign(static_cast<size_t>(model_.lookback_length()), kDeadToken);
+    }
     state->sequences.push_back(std::move(kept));
   }
   absl::MutexLock lock(&mutex_);

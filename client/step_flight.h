@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -24,7 +25,6 @@
 #include "client/sender.h"
 #include "client/session_homes.h"
 #include "client/step_calls.h"
-#include "grpcpp/alarm.h"
 
 namespace engram::client {
 
@@ -51,10 +51,12 @@ class StepFlight : public std::enable_shared_from_this<StepFlight> {
     absl::Status status;
     std::optional<Reply> reply;
     std::string replica;
-    std::unique_ptr<grpc::Alarm> alarm;  // until the next round
   };
 
-  void Send(size_t index) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Sends what may go now. An answer that comes while a part is being sent, on the same thread, adds to what that loop
+  // sends: a call of many parts never nests.
+  void Depart() ABSL_LOCKS_EXCLUDED(mutex_);
+  void DepartAgain(size_t index) ABSL_LOCKS_EXCLUDED(mutex_);
   void Answered(size_t index, RawReply raw) ABSL_LOCKS_EXCLUDED(mutex_);
   RawCall RawCallOf(size_t index, bool by_ids) const;
   // Who must answer the part; empty: anyone.
@@ -66,13 +68,14 @@ class StepFlight : public std::enable_shared_from_this<StepFlight> {
   bool Restarted(size_t index) ABSL_LOCKS_EXCLUDED(mutex_);
   void KeepHomes(const Part& part, const std::string& replica);
   absl::Status Named(const absl::Status& status, size_t index, const std::string& replica) const;
-  // The first part to start now, if any; called with one slot free.
+  // The part to send now, if any, which is under way from then on.
   std::optional<size_t> Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Skips(const absl::Status& status) const;
   void Over();
+  absl::Status Land(const std::vector<Trip>& trips, CallReport& report);
   // Sequences that were not served, told of in `report`.
-  std::vector<bool> Refused(CallReport& report) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ReportSkip(size_t index, CallReport& report) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<bool> Refused(const std::vector<Trip>& trips, CallReport& report) const;
+  void ReportSkip(size_t index, const absl::Status& why, CallReport& report) const;
 
   const ModelInfo& model_;
   const Carrier& carrier_;
@@ -84,8 +87,15 @@ class StepFlight : public std::enable_shared_from_this<StepFlight> {
   mutable absl::Mutex mutex_;
   std::vector<Trip> trips_ ABSL_GUARDED_BY(mutex_);  // one per part
   size_t next_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<size_t> again_ ABSL_GUARDED_BY(mutex_);  // under way, to be sent once more
   size_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool over_ ABSL_GUARDED_BY(mutex_) = false;  // nothing is written to trips_ any more
+  // Under way, pauses included: how many may be, how many are, their tokens and bytes.
+  size_t together_ ABSL_GUARDED_BY(mutex_);
+  size_t flying_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t flying_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t flying_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::thread::id> departing_ ABSL_GUARDED_BY(mutex_);  // that are in Depart
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;                       // nothing touches trips_ any more
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   absl::AnyInvocable<void()> on_over_;
   std::shared_ptr<StepFlight> self_;  // until it is over

@@ -38,16 +38,18 @@ absl::StatusOr<std::vector<std::string>> ReadHighways(const ApplyFlags& flags, H
     }
     return std::vector<std::string>(layers, filled);
   }
-  absl::StatusOr<std::string> bytes = ReadFile(flags.highway_file);
+  const int64_t most = layer_bytes * static_cast<int64_t>(layers);
+  absl::StatusOr<std::string> bytes = ReadFile(flags.highway_file, most);
   if (!bytes.ok()) return bytes.status();
   const auto size = static_cast<int64_t>(bytes->size());
   if (size == layer_bytes) return std::vector<std::string>(layers, *bytes);
-  if (size == layer_bytes * static_cast<int64_t>(layers)) {
+  if (size == most) {
     std::vector<std::string> highways;
     for (size_t i = 0; i < layers; ++i) highways.push_back(bytes->substr(i * layer_bytes, layer_bytes));
     return highways;
   }
-  return absl::InvalidArgumentError(absl::StrCat(flags.highway_file, " has ", size, " bytes, expected ", layer_bytes,
+  const std::string has = size > most ? absl::StrCat("more than ", most) : absl::StrCat(size);
+  return absl::InvalidArgumentError(absl::StrCat(flags.highway_file, " has ", has, " bytes, expected ", layer_bytes,
                                                  " (one highway for all layers) or ", layers, " times that"));
 }
 

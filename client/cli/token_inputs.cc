@@ -1,15 +1,25 @@
 #include "client/cli/token_inputs.h"
 
+#include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
 namespace engram::client {
 namespace {
+
+// "-2147483648," and no more for each token of a call.
+constexpr int64_t kMaxTokensFileBytes = 12 * kMaxCallTokens;
+
+// An entry as an error shows it: it may be a file's every byte.
+std::string Shown(absl::string_view entry) {
+  constexpr size_t kMost = 32;
+  return absl::StrCat(absl::CHexEscape(entry.substr(0, kMost)), entry.size() > kMost ? "..." : "");
+}
 
 // Integers separated by commas or white space; between two commas stands at least one.
 absl::StatusOr<std::vector<int32_t>> ParseIds(absl::string_view what, absl::string_view text) {
@@ -20,7 +30,7 @@ absl::StatusOr<std::vector<int32_t>> ParseIds(absl::string_view what, absl::stri
       int32_t id = 0;
       if (!absl::SimpleAtoi(part, &id)) {
         return absl::InvalidArgumentError(
-            absl::StrCat(what, ": entry ", ids.size(), " is \"", part, "\", expected an integer"));
+            absl::StrCat(what, ": entry ", ids.size(), " is \"", Shown(part), "\", expected an integer"));
       }
       ids.push_back(id);
     }
@@ -39,8 +49,12 @@ absl::StatusOr<std::vector<int32_t>> ParseOptionalIds(absl::string_view what, ab
 
 absl::StatusOr<std::vector<int32_t>> ReadTokens(const TokenFlags& flags) {
   if (flags.tokens_file.empty()) return ParseIds("--tokens", flags.tokens);
-  absl::StatusOr<std::string> text = ReadFile(flags.tokens_file);
+  absl::StatusOr<std::string> text = ReadFile(flags.tokens_file, kMaxTokensFileBytes);
   if (!text.ok()) return text.status();
+  if (static_cast<int64_t>(text->size()) > kMaxTokensFileBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(flags.tokens_file, " has more than ", kMaxTokensFileBytes,
+                                                   " bytes, expected the ids of at most ", kMaxCallTokens, " tokens"));
+  }
   return ParseIds(flags.tokens_file, *text);
 }
 
@@ -60,9 +74,16 @@ absl::StatusOr<std::vector<uint8_t>> ParseMask(const std::string& text) {
 
 }  // namespace
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most) {
+  constexpr int64_t kChunk = int64_t{1} << 20;
   std::ifstream file(path, std::ios::binary);
-  std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string bytes;
+  while (file.good() && static_cast<int64_t>(bytes.size()) <= most) {
+    const size_t before = bytes.size();
+    bytes.resize(before + static_cast<size_t>(std::min(kChunk, most - static_cast<int64_t>(before) + 1)));
+    file.read(&bytes[before], static_cast<std::streamsize>(bytes.size() - before));
+    bytes.resize(before + static_cast<size_t>(file.gcount()));
+  }
   if (!file.is_open() || file.bad()) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
   return bytes;
 }

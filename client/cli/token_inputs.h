@@ -28,6 +28,7 @@ struct TokenInputs {
 // An error names the flag or the file, and the entry.
 absl::StatusOr<TokenInputs> ReadTokenInputs(const TokenFlags& flags);
 
-absl::StatusOr<std::string> ReadFile(const std::string& path);
+// The whole file, or its first `most` + 1 bytes where it has more: a pipe or a device may never end.
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most);
 
 }  // namespace engram::client

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <random>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -20,6 +21,9 @@ namespace {
 constexpr absl::string_view kTag = "engram.digest.v1";
 // 65535 shards whose names have 200 bytes fit; nothing that is read into memory here is larger.
 constexpr int64_t kMaxSidecarBytes = int64_t{16} << 20;
+
+// Of 2^32: eight in a row that are taken are no accident.
+constexpr int kMostNames = 8;
 
 absl::string_view BaseName(absl::string_view path) { return path.substr(path.rfind('/') + 1); }
 
@@ -61,8 +65,16 @@ absl::Status CannotWrite(const std::string& path, int error) {
   return absl::UnavailableError(absl::StrCat(path, ": cannot be written: ", strerror(error)));
 }
 
-absl::Status WriteWhole(const std::string& path, absl::string_view text) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+// A new file beside `target`; returns its path. A run that was killed may have left one of any name.
+absl::StatusOr<std::string> WriteBeside(const std::string& target, absl::string_view text) {
+  std::random_device random;
+  std::string path;
+  int fd = -1;
+  for (int i = 0; i < kMostNames && fd < 0; ++i) {
+    path = absl::StrCat(target, ".partial-", absl::Hex(random(), absl::kZeroPad8));
+    fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0 && errno != EEXIST) break;
+  }
   if (fd < 0) return CannotWrite(path, errno);
   int error = 0;
   while (!text.empty() && error == 0) {
@@ -75,7 +87,7 @@ absl::Status WriteWhole(const std::string& path, absl::string_view text) {
   }
   if (error == 0 && fsync(fd) != 0) error = errno;
   if (close(fd) != 0 && error == 0) error = errno;
-  if (error == 0) return absl::OkStatus();
+  if (error == 0) return path;
   unlink(path.c_str());
   return CannotWrite(path, error);
 }
@@ -134,8 +146,7 @@ absl::Status WriteSidecar(const ModelFiles& files, const Digest& config_digest, 
   ASSIGN_OR_RETURN(const std::string text, SidecarText(files, config_digest, content_digest));
   for (const Shard& shard : files.shards()) RETURN_IF_ERROR(shard.file->CheckUnchanged());
   const std::string path = SidecarPath(files.path());
-  const std::string partial = absl::StrCat(path, ".partial-", getpid());
-  RETURN_IF_ERROR(WriteWhole(partial, text));
+  ASSIGN_OR_RETURN(const std::string partial, WriteBeside(path, text));
   if (rename(partial.c_str(), path.c_str()) == 0) return absl::OkStatus();
   const absl::Status status = CannotWrite(path, errno);
   unlink(partial.c_str());

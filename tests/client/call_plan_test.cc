@@ -74,7 +74,7 @@ class CallPlanTest : public testing::Test {
   }
 
   ModelInfo model_ = SampleModel();
-  PlanLimits limits_{.max_message_bytes = 64 << 20, .stripe_bytes = 0};
+  PlanLimits limits_{.max_message_bytes = 64 << 20, .max_call_tokens = 64, .stripe_bytes = 0};
   const std::vector<int32_t> ids_ = std::vector<int32_t>(1000, 7);
   char byte_ = 0;
 };
@@ -89,7 +89,9 @@ TEST_F(CallPlanTest, WhatFitsIsOnePart) {
 
 TEST_F(CallPlanTest, TokensAreCutEvenlyByTheSmallestLimit) {
   CheckedCall call = Call({100, 2, 98});
-  EXPECT_THAT(Tokens(Plan(call)), ElementsAre(50, 50, 50, 50)) << "64 tokens a call";
+  EXPECT_THAT(Tokens(Plan(call)), ElementsAre(29, 29, 29, 29, 29, 29, 26)) << "at most half of 64 tokens";
+  EXPECT_EQ(Plan(call).tokens_together, 32);
+  EXPECT_EQ(Plan(call).parts[6].bytes, 26 * 2 * (32 + 32)) << "up and down";
   limits_.max_message_bytes = 64 * 10;
   EXPECT_EQ(Tokens(Plan(call)).size(), 20u);
   ExpectCover(call, Plan(call));
@@ -118,7 +120,7 @@ TEST_F(CallPlanTest, LayersAreCutWhereOneTokenOfAllOfThemIsTooLarge) {
 }
 
 TEST_F(CallPlanTest, TheEnvelopeIsALimitToo) {
-  model_.limits.max_call_tokens = int64_t{1} << 24;
+  limits_.max_call_tokens = int64_t{1} << 24;
   limits_.max_message_bytes = int64_t{1} << 30;
   const std::vector<int32_t> many(500'000, 1);
   CheckedCall call = Call({1});
@@ -135,7 +137,7 @@ TEST_F(CallPlanTest, PartsOfASessionKeepTheirOrderAndStatelessOnesDoNot) {
   call.sequences[0].session = "s";
   EXPECT_TRUE(Plan(call).ordered) << "look-back or not, each part writes the session's history";
   limits_.stripe_bytes = 64;
-  EXPECT_EQ(Plan(call).parts.size(), 2u) << "in order there is nothing to win";
+  EXPECT_EQ(Plan(call).parts.size(), 4u) << "in order there is nothing to win";
   CheckedCall small = Call({2, 2});
   small.sequences[0].session = "a";
   small.sequences[1].session = "b";
@@ -183,6 +185,10 @@ TEST_F(CallPlanTest, APreparedSliceIsCutAtTheTicketsAndSaysItsTokensOfEach) {
   EXPECT_EQ(plan.parts[1].ticket_slice.end, 5);
   call.method = Method::kLookup;
   EXPECT_FALSE(Plan(call).parts[1].ticket.has_value()) << "a Lookup takes all of a ticket or goes by ids";
+  call.sequences[1].lookback.clear();
+  const absl::Status status = PlanCall(model_, limits_, call).status();
+  EXPECT_EQ(ErrorReason(status), "MESSAGE_BYTES") << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("only the session knows the ids before them"));
 }
 
 TEST_F(CallPlanTest, APrepareBeyondTheServersMemoryIsRefusedAsItWould) {

@@ -230,6 +230,7 @@ TEST_F(CheckedCallTest, LookupsAreMeasuredByTheirSliceAndRowIds) {
 
 TEST_F(CheckedCallTest, NothingPreparedAndASliceBeyondItAreRefused) {
   const Prepared nothing;
+  EXPECT_TRUE(nothing.layer_ids().empty());
   call_.prepared = &nothing;
   ExpectRefusal(Reason::kForm, "prepared", "stands for its tokens");
   call_.sequences.clear();

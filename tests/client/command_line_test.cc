@@ -188,6 +188,30 @@ TEST_F(CliTest, AnOutputThatCannotBeOpenedCostsNoCall) {
   EXPECT_TRUE(server_.requests().empty());
 }
 
+// Both were read to the end that does not come.
+TEST_F(CliTest, AFileWithoutEndIsReadNoFurtherThanItCouldFit) {
+  const Finished highway = Apply({"--highway", "/dev/zero"});
+  EXPECT_EQ(highway.exit_code, 2);
+  EXPECT_EQ(
+      highway.err,
+      "engram-cli: /dev/zero has more than 128 bytes, expected 64 (one highway for all layers) or 2 times that\n");
+  const Finished tokens = RunToEnd({ENGRAM_CLI, "apply", "--tokens-file", "/dev/zero"});
+  EXPECT_EQ(tokens.exit_code, 2);
+  EXPECT_EQ(tokens.err,
+            "engram-cli: /dev/zero has more than 201326592 bytes, expected the ids of at most 16777216 tokens\n");
+  EXPECT_TRUE(server_.requests().empty());
+}
+
+TEST_F(CliTest, AnEntryThatIsNoTokenIsShownInPart) {
+  const std::string path = dir_.path() + "/tokens";
+  std::ofstream(path) << "5," << std::string(1000, '\x01');
+  const Finished run = RunToEnd({ENGRAM_CLI, "apply", "--tokens-file", path});
+  EXPECT_EQ(run.exit_code, 2);
+  std::string shown;
+  for (int i = 0; i < 32; ++i) shown += "\\x01";
+  EXPECT_EQ(run.err, "engram-cli: " + path + ": entry 1 is \"" + shown + "...\", expected an integer\n");
+}
+
 TEST_F(CliTest, TheOutputIsReplacedByAReplyAndKeptWithoutOne) {
   const std::string out = dir_.path() + "/out";
   EXPECT_EQ(Apply({"--out", out, "--layer", "14", "--start-pos", "-1"}).exit_code, 2);

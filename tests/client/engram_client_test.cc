@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -248,6 +249,66 @@ TEST_F(ClientTest, AClientMayEndRightBehindItsLastCall) {
     auto client = Connect();
     ASSERT_TRUE(client.ok()) << client.status();
     EXPECT_EQ((*client)->Apply(InPlaceCall(0)).code(), absl::StatusCode::kUnavailable);
+  }
+}
+
+// Such a call was known to nobody between two rounds: the client ended, and the call used it later.
+TEST_F(ClientTest, TheEndCancelsACallThatPausesBetweenTwoRounds) {
+  server_.apply = [](auto&, auto&, auto*) { return grpc::Status(grpc::StatusCode::UNAVAILABLE, "gone"); };
+  server_.Start();
+  auto client = Client::Connect({.replicas = {.targets = {server_.target()}}, .retry = {.attempts = 1}});
+  ASSERT_TRUE(client.ok()) << client.status();
+  ApplyCall call = InPlaceCall(0);
+  call.on_failure = OnFailure::kRetry;
+  std::atomic<int> done = 0;
+  absl::Status outcome;
+  (*client)->ApplyAsync(call, [&](absl::Status status, const CallReport&) {
+    outcome = std::move(status);
+    ++done;
+  });
+  while (server_.requests().size() < 3) absl::SleepFor(absl::Milliseconds(1));
+  client->reset();
+  EXPECT_EQ(done, 1);
+  EXPECT_EQ(outcome.code(), absl::StatusCode::kCancelled) << outcome;
+}
+
+TEST_F(ClientTest, TheEndCancelsACallThatMayBeSkipped) {
+  server_.apply = [](grpc::ServerContext& context, auto&, auto*) {
+    while (!context.IsCancelled()) absl::SleepFor(absl::Milliseconds(2));
+    return grpc::Status::CANCELLED;
+  };
+  auto client = ConnectOrDie();
+  ASSERT_NE(client, nullptr);
+  ApplyCall call = InPlaceCall(0);
+  call.on_failure = OnFailure::kSkip;
+  std::future<absl::Status> outcome = client->ApplyFuture(call);
+  while (server_.requests().empty()) absl::SleepFor(absl::Milliseconds(1));
+  client.reset();
+  EXPECT_EQ(outcome.get().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(history_.length(), 0);
+}
+
+TEST_F(ClientTest, ACallIsCutToWhatTheSmallestServerTakes) {
+  FakeServer small;
+  small.model.mutable_limits()->set_max_call_tokens(8);
+  server_.Start();
+  small.Start();
+  auto client = Client::Connect({.replicas = {.targets = {server_.target(), small.target()}}});
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto serving = [&] {
+    int count = 0;
+    for (const ReplicaStatus& replica : (*client)->Replicas()) count += replica.state == ReplicaState::kServing ? 1 : 0;
+    return count;
+  };
+  while (serving() < 2) absl::SleepFor(absl::Milliseconds(1));
+  const std::vector<int32_t> ids(40, 5);
+  std::string highway(size_t{40} * 32, 'i');
+  ApplyCall call;
+  call.sequences = {SequenceRun{.history = &history_, .token_ids = ids}};
+  call.layers = {LayerRun{.layer_id = 1, .highway = highway, .out = absl::MakeSpan(highway)}};
+  ASSERT_TRUE((*client)->Apply(call).ok());
+  for (FakeServer* server : {&server_, &small}) {
+    for (const v1::ApplyRequest& request : server->requests()) EXPECT_LE(request.sequences(0).token_ids_size(), 8);
   }
 }
 

@@ -235,6 +235,27 @@ TEST_F(ReplicaSetTest, AnEpochThatIsNotTheOneAskedForMeansARestart) {
   EXPECT_FALSE(set->KnowsEpoch("unix:/elsewhere", 8));
 }
 
+// A reply of the new start may come after it was asked, and was then taken for one of a server that is known.
+TEST_F(ReplicaSetTest, TheEpochOfAReplicaThatWasFoundToBeAnotherIsNotKnown) {
+  for (const bool other_model : {false, true}) {
+    FakeServer server;
+    server.Start();
+    auto set = ConnectOrDie(Options({server.target()}));
+    ASSERT_NE(set, nullptr);
+    EXPECT_EQ(set->Choose({})->server_epoch(), 7u);
+    server.Stop();
+    server.model.set_server_epoch(8);
+    server.model.set_numerics_id("another");
+    if (other_model) server.model.set_config_digest(std::string(32, '\x23'));
+    server.Start();
+    EXPECT_FALSE(set->KnowsEpoch(server.target(), 8));
+    const ReplicaState expected = other_model ? ReplicaState::kOtherModel : ReplicaState::kOtherNumerics;
+    ASSERT_TRUE(Eventually([&] { return StatusOf(*set, server.target()).state == expected; }));
+    EXPECT_FALSE(set->KnowsEpoch(server.target(), 8));
+    EXPECT_FALSE(set->KnowsEpoch(server.target(), 7)) << "nor is the one before: it is gone";
+  }
+}
+
 TEST(ReplicaSetDns, ReplicasComeAndGoWithTheirAddresses) {
   FakeServer a;
   FakeServer b;
@@ -279,6 +300,36 @@ TEST(ReplicaSetDns, ReplicasComeAndGoWithTheirAddresses) {
   { const Lease ends = *std::move(lease); }
   EXPECT_EQ(set->Replicas().size(), 1u);
   EXPECT_EQ(Await(*set, ApplyOneToken()).replica, b.target());
+}
+
+// The table has forgotten such a replica when its reply is looked at, which was then taken for one of a restart.
+TEST(ReplicaSetDns, AReplyOfAReplicaThatDnsDroppedMeanwhileSaysWhoWasAsked) {
+  FakeServer a;
+  FakeServer b;
+  std::atomic<bool> held = true;
+  a.apply = [&](grpc::ServerContext& context, auto&, auto*) {
+    while (held && !context.IsCancelled()) absl::SleepFor(absl::Milliseconds(2));
+    return grpc::Status::OK;
+  };
+  a.StartTcp("127.0.0.1");
+  b.StartTcp("127.0.0.1");
+  std::atomic<bool> dropped = false;
+  ReplicaOptions options = Options({"engram:8001"});
+  options.resolve_interval = absl::Milliseconds(20);
+  auto set =
+      ConnectOrDie(options, [&](const std::string&) { return ResolveTarget(dropped ? b.target() : a.target()); });
+  ASSERT_NE(set, nullptr);
+  RawReply reply;
+  std::thread call([&] { reply = Await(*set, ApplyOneToken()); });
+  EXPECT_TRUE(Eventually([&] { return !a.requests().empty(); }));
+  dropped = true;
+  EXPECT_TRUE(Eventually([&] { return StatusOf(*set, a.target()).state == ReplicaState::kGone; }));
+  held = false;
+  call.join();
+  EXPECT_TRUE(reply.status.ok()) << reply.status;
+  EXPECT_EQ(reply.replica, a.target());
+  EXPECT_EQ(reply.server_epoch, 7u);
+  EXPECT_FALSE(set->KnowsEpoch(a.target(), 7)) << "it is forgotten with its last call";
 }
 
 TEST(ReplicaSetDns, ANameOfTheSystemsResolverIsConnectedToAndKeptAsAuthority) {

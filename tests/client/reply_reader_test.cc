@@ -47,7 +47,8 @@ class ReplyReaderTest : public testing::Test {
   // The outcome of a reply to the call, which is one part; landed where it is OK.
   absl::Status Land(const std::string& bytes, size_t slice_bytes = 7) {
     const CheckedCall checked = CheckApply(model_, call_).value();
-    const CallPlan plan = PlanCall(model_, {.max_message_bytes = 64 << 20, .stripe_bytes = 0}, checked).value();
+    const CallPlan plan =
+        PlanCall(model_, {.max_message_bytes = 64 << 20, .max_call_tokens = 64, .stripe_bytes = 0}, checked).value();
     absl::StatusOr<Reply> reply = Reply::Parse(Method::kApply, plan.parts[0], Buffer(bytes, slice_bytes));
     if (!reply.ok()) return reply.status();
     if (absl::Status status = CheckReply(checked, plan.parts[0], *reply); !status.ok()) return status;

@@ -50,7 +50,7 @@ class RequestWriterTest : public testing::Test {
   }
 
   const ModelInfo model_ = SampleModel();
-  PlanLimits limits_{.max_message_bytes = 64 << 20, .stripe_bytes = 0};
+  PlanLimits limits_{.max_message_bytes = 64 << 20, .max_call_tokens = 64, .stripe_bytes = 0};
   const std::vector<int32_t> ids_ = {5, 6, 7, 8};
   const std::vector<uint8_t> mask_ = {1, 0, 1, 1};
   const std::vector<int32_t> before_ = {4, 3, -1};
@@ -121,7 +121,7 @@ TEST_F(RequestWriterTest, KvSendsNoHighway) {
 TEST_F(RequestWriterTest, APreparedPartGoesByTicketOrByItsIdsWithoutASession) {
   auto state = std::make_shared<PreparedState>();
   state->tokens = 6;
-  state->sequences = {{.session = "s", .start_pos = 40, .token_ids = {1, 2, 3, 4, 5, 6}, .lookback = {}, .step = 3}};
+  state->sequences = {{.start_pos = 40, .token_ids = {1, 2, 3, 4, 5, 6}, .lookback = {}}};
   state->parts = {{"r", std::string(24, 't'), 0, 6, 1}};
   const Prepared prepared(state);
   call_.sequences.clear();
@@ -133,11 +133,6 @@ TEST_F(RequestWriterTest, APreparedPartGoesByTicketOrByItsIdsWithoutASession) {
   EXPECT_EQ(by_ticket[0].token_slice().end(), 5);
   EXPECT_EQ(by_ticket[0].sequences_size(), 0);
 
-  const auto by_session = Requests<v1::ApplyRequest>(CheckApply(model_, call_), true);
-  EXPECT_EQ(by_session[0].ticket(), "");
-  EXPECT_EQ(by_session[0].sequences(0).session(), "s") << "one token before it is not enough look-back";
-  EXPECT_EQ(by_session[0].sequences(0).start_pos(), 41);
-  EXPECT_EQ(by_session[0].sequences(0).step(), 3u);
   call_.token_slice = Range{3, 6};
   for (LayerRun& layer : call_.layers) {
     layer.highway = layer.highway.subspan(0, 96);

@@ -1,6 +1,7 @@
 // The life of a call over a sender that answers as each test says: order, repetition, replicas, what is left unwritten.
 #include "client/step_flight.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -79,14 +80,21 @@ class StepFlightTest : public testing::Test {
       }
     };
     carrier_.knows_epoch = [this](const std::string&, uint64_t) { return unknown_ <= 0 || --unknown_ < 0; };
+    carrier_.pause = [this](absl::Time until, absl::AnyInvocable<void(bool due)> then) {
+      absl::SleepFor(until - absl::Now());
+      then(!ending_);
+    };
     call_.sequences = {{.history = &history_, .token_ids = ids_}};
     call_.layers = {{.layer_id = 1, .highway = highway_, .out = absl::MakeSpan(out_)}};
   }
 
-  std::shared_ptr<StepFlight> Flight(int64_t max_message_bytes = 64 << 20) {
+  std::shared_ptr<StepFlight> Flight(int64_t max_message_bytes = 64 << 20, int64_t max_call_tokens = 64) {
     const CheckedCall checked = CheckApply(model_, call_).value();
     const CallPlan plan =
-        PlanCall(model_, {.max_message_bytes = max_message_bytes, .stripe_bytes = 0}, checked).value();
+        PlanCall(model_,
+                 {.max_message_bytes = max_message_bytes, .max_call_tokens = max_call_tokens, .stripe_bytes = 0},
+                 checked)
+            .value();
     return std::make_shared<StepFlight>(model_, carrier_, &homes_, checked, plan);
   }
 
@@ -112,10 +120,11 @@ class StepFlightTest : public testing::Test {
   ApplyCall call_;
   CallReport report_;
   SessionHomes homes_;
-  std::vector<Sent> sent_;                  // one thread at a time: the test's, or an alarm's while the test waits
+  std::vector<Sent> sent_;
   std::function<RawReply(size_t)> answer_;  // at once; null: the test answers
   Carrier carrier_;
-  int unknown_ = 0;  // replies whose server has restarted
+  int unknown_ = 0;      // replies whose server has restarted
+  bool ending_ = false;  // pauses are cut short
 };
 
 TEST_F(StepFlightTest, AReplyOfAServerThatHasRestartedIsAskedForAgain) {
@@ -124,6 +133,17 @@ TEST_F(StepFlightTest, AReplyOfAServerThatHasRestartedIsAskedForAgain) {
   EXPECT_TRUE(Fly().ok());
   EXPECT_EQ(sent_.size(), 3u);
   EXPECT_EQ(history_.length(), 40);
+}
+
+TEST_F(StepFlightTest, AReplyOfTheServerThatWasChosenIsGoodAlsoWhereItsReplicaIsForgotten) {
+  answer_ = [this](size_t index) {
+    RawReply reply = GoodReply(sent_[index].request, "r");
+    reply.server_epoch = 7;
+    return reply;
+  };
+  unknown_ = 100;
+  EXPECT_TRUE(Fly().ok());
+  EXPECT_EQ(sent_.size(), 1u);
 }
 
 TEST_F(StepFlightTest, AServerThatIsAnotherOneWithEveryReplyIsAnError) {
@@ -168,8 +188,20 @@ TEST_F(StepFlightTest, RepetitionEndsWithTheDeadlineAndNeverMendsARefusal) {
   EXPECT_EQ(history_.length(), 0);
 }
 
+TEST_F(StepFlightTest, TheEndOfTheClientEndsACallThatPausesAndSkipsNothing) {
+  ending_ = true;
+  answer_ = [](size_t) -> RawReply { return {absl::UnavailableError("gone"), {}, "r", 1}; };
+  call_.on_failure = OnFailure::kRetry;
+  EXPECT_EQ(Fly().code(), absl::StatusCode::kCancelled);
+  EXPECT_THAT(sent_, SizeIs(1));
+  answer_ = [](size_t) -> RawReply { return {absl::CancelledError("the client is ending"), {}, "", 1}; };
+  call_.on_failure = OnFailure::kSkip;
+  EXPECT_EQ(Fly().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(history_.length(), 0);
+}
+
 TEST_F(StepFlightTest, AFailedPartEndsTheCallAtOnceAndLateAnswersAreDropped) {
-  auto flight = Flight(10 * 32);
+  auto flight = Flight(10 * 32, 80);
   bool over = false;
   flight->Start([&over] { over = true; });
   ASSERT_THAT(sent_, SizeIs(4)) << "stateless parts go together";
@@ -196,6 +228,67 @@ TEST_F(StepFlightTest, AtMostSixteenPartsAreUnderWay) {
   EXPECT_TRUE(over);
   EXPECT_TRUE(flight->Finish(&report_).ok());
   EXPECT_EQ(report_.parts, 40);
+}
+
+TEST_F(StepFlightTest, PartsUnderWayLeaveHalfAQueueToOthers) {
+  auto flight = Flight(10 * 32, 40);  // ten tokens each, 20 of 40 together
+  bool over = false;
+  flight->Start([&over] { over = true; });
+  ASSERT_THAT(sent_, SizeIs(2));
+  Answer(1);
+  ASSERT_THAT(sent_, SizeIs(3));
+  for (const size_t i : {0, 2, 3}) Answer(i);
+  EXPECT_TRUE(over);
+  EXPECT_TRUE(flight->Finish(&report_).ok());
+}
+
+// The parts of one call filled the queue themselves, and the call failed on an idle server.
+TEST_F(StepFlightTest, AFullQueueIsWaitedForByTheCallThatFilledItAndFewerPartsGoTogether) {
+  absl::Status full = Busy(absl::Milliseconds(1));
+  google::rpc::ErrorInfo info;
+  info.set_domain("engram");
+  info.set_reason("QUEUE_FULL");
+  full.SetPayload(kErrorInfoUrl, absl::Cord(info.SerializeAsString()));
+  auto flight = Flight(32);
+  bool over = false;
+  flight->Start([&over] { over = true; });
+  ASSERT_THAT(sent_, SizeIs(16));
+  Answer(15, full);
+  ASSERT_THAT(sent_, SizeIs(17)) << "sent again after a pause";
+  for (size_t i = 0; i < 8; ++i) Answer(i);
+  EXPECT_THAT(sent_, SizeIs(17)) << "eight are under way, which is what may be now";
+  Answer(8);
+  EXPECT_THAT(sent_, SizeIs(18));
+  for (size_t i = 9; i < sent_.size(); ++i) {
+    if (i != 15) Answer(i);
+  }
+  EXPECT_TRUE(over);
+  EXPECT_TRUE(flight->Finish(&report_).ok());
+  EXPECT_EQ(report_.attempts, 41);
+
+  answer_ = [&full](size_t) -> RawReply { return {full, {}, "r", 1}; };
+  sent_.clear();
+  EXPECT_EQ(Fly().code(), absl::StatusCode::kResourceExhausted) << "a call of one part has others to thank";
+  EXPECT_THAT(sent_, SizeIs(1));
+}
+
+// Each answer sent the next part from within itself.
+TEST_F(StepFlightTest, AnswersThatComeAtOnceDoNotNest) {
+  const std::vector<int32_t> ids(100'000, 5);
+  std::string highway(ids.size() * 32, 'i');
+  call_.sequences = {{.token_ids = ids}};
+  call_.layers = {{.layer_id = 1, .highway = highway, .out = absl::MakeSpan(highway)}};
+  call_.on_failure = OnFailure::kSkip;
+  int depth = 0;
+  int deepest = 0;
+  carrier_.send = [&](const RawCall&, absl::AnyInvocable<void(RawReply)> done) {
+    deepest = std::max(deepest, ++depth);
+    done({absl::UnavailableError("gone"), {}, "r", 1});
+    --depth;
+  };
+  EXPECT_TRUE(Fly(32).ok());
+  EXPECT_EQ(report_.parts, 100'000);
+  EXPECT_EQ(deepest, 1);
 }
 
 TEST_F(StepFlightTest, PartsOfASessionGoOneByOneToTheServerThatTookTheFirst) {
@@ -253,6 +346,39 @@ TEST_F(StepFlightTest, APreparedPartGoesToItsServerAndWithoutThatServerByItsIds)
     EXPECT_EQ(sent_[1].request.sequences(0).token_ids_size(), 40);
     EXPECT_EQ(report_.replica, "r2");
   }
+}
+
+// By ids and with the session it was written there once more, and what came after it was truncated.
+TEST_F(StepFlightTest, APreparedPartThatOnlyItsSessionKnowsIsNotMadeAgainByIds) {
+  auto state = std::make_shared<PreparedState>();
+  state->tokens = 40;
+  state->sequences = {{.start_pos = 4, .token_ids = ids_}};
+  state->parts = {{"r1", "ticket", 0, 40, 1}};
+  const Prepared prepared(state);
+  call_.sequences.clear();
+  call_.prepared = &prepared;
+  absl::Status expired = absl::NotFoundError("TICKET_EXPIRED: ticket");
+  google::rpc::ErrorInfo info;
+  info.set_domain("engram");
+  info.set_reason("TICKET_EXPIRED");
+  expired.SetPayload(kErrorInfoUrl, absl::Cord(info.SerializeAsString()));
+  answer_ = [&expired](size_t) -> RawReply { return {expired, {}, "r1", 1}; };
+  EXPECT_EQ(ErrorReason(Fly()), "TICKET_EXPIRED");
+  EXPECT_THAT(sent_, SizeIs(1));
+  // From its fourth token on the ids say it all.
+  call_.token_slice = Range{3, 40};
+  call_.layers = {{.layer_id = 1,
+                   .highway = absl::string_view(highway_).substr(size_t{3} * 32),
+                   .out = absl::MakeSpan(out_).subspan(size_t{3} * 32)}};
+  sent_.clear();
+  answer_ = [this, &expired](size_t index) -> RawReply {
+    if (index == 0) return {expired, {}, "r1", 1};
+    return GoodReply(sent_[index].request, "r2");
+  };
+  EXPECT_TRUE(Fly().ok());
+  ASSERT_THAT(sent_, SizeIs(2));
+  EXPECT_EQ(sent_[1].request.sequences(0).session(), "");
+  EXPECT_EQ(sent_[1].request.sequences(0).lookback_token_ids_size(), 3);
 }
 
 TEST_F(StepFlightTest, AReplyThatIsNoneIsInternalAndNotSkipped) {

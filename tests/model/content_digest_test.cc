@@ -129,6 +129,13 @@ TEST_F(ContentDigestTest, AFileWrittenSinceItWasOpenedGetsNoSidecar) {
   EXPECT_NE(access(SidecarPath(path_).c_str(), F_OK), 0);
 }
 
+TEST_F(ContentDigestTest, WhatAKilledRunOfThisProcessIdLeftIsNoHindrance) {
+  const std::string left = SidecarPath(path_) + ".partial-" + std::to_string(getpid());
+  std::ofstream(left) << "half";
+  EXPECT_EQ(WriteSidecar(inspection_->files, config(), content_), absl::OkStatus());
+  remove(left.c_str());
+}
+
 TEST_F(ContentDigestTest, EveryOtherTextIsRefusedByItsLine) {
   const auto text = SidecarText(inspection_->files, config(), content_);
   ASSERT_TRUE(text.ok()) << text.status();
