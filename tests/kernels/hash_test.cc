@@ -215,7 +215,10 @@ TEST(Hash, EveryModulusIsExactUpToTheLargestDividend) {
     while (constants.primes.size() < 24) {
       constants.primes.push_back(2 + static_cast<int64_t>(random() >> (1 + Below(random, 61))));
     }
-    constants.SetOffsets();
+    // Not SetOffsets(): the sum of such moduli is beyond 64 bits.
+    constants.offsets.assign(constants.primes.size(), 0);
+    constants.reciprocals.clear();
+    for (const int64_t prime : constants.primes) constants.reciprocals.push_back(ReciprocalOf(prime));
     // Ids 0 and 1, so that the roll of a token is one multiplier or the two of them, up to 2^63 - 1.
     const auto any = [&] { return static_cast<int64_t>(random() >> (1 + Below(random, 20))) | 1; };
     constants.multipliers = {i == 0 ? INT64_MAX : any(), any()};
