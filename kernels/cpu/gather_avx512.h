@@ -18,15 +18,7 @@ struct RowDecoderAvx512 {
     const __m128 halves = _mm_cvtph_ps(_mm_cvtsi32_si128(LoadUnaligned<int32_t>(block + 80)));
     const __m512 d = _mm512_broadcastss_ps(halves);
     const __m512 dmin = _mm512_broadcastss_ps(_mm_movehdup_ps(halves));
-    const __m512 nibbles = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512 step = _mm512_mul_ps(d, _mm512_permutexvar_ps(scales, nibbles));
-    const __m512 minimum = _mm512_mul_ps(dmin, _mm512_permutexvar_ps(_mm512_srli_epi32(scales, 4), nibbles));
-    const __m512 value0 = _mm512_fmsub_ps(step, _mm512_setzero_ps(), minimum);
-    const __m512 value1 = _mm512_sub_ps(step, minimum);
-    const __m512 value2 = _mm512_fmsub_ps(step, _mm512_set1_ps(2), minimum);
-    const __m512 value3 = _mm512_fmsub_ps(step, _mm512_set1_ps(3), minimum);
-    const __m512i low = Isa::ToBf16(value0, value1);
-    const __m512i high = Isa::ToBf16(value2, value3);
+    const Values values = FourValues<Isa>(d, dmin, scales);
 
     const __m512i code_bits = _mm512_set1_epi16(0x30);
     // Bits 3..0 of an index: the sub-block, first 0 for 16 words and 1 for 16, two more with each register.
@@ -40,7 +32,7 @@ struct RowDecoderAvx512 {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const __m512i index = _mm512_ternarylogic_epi32(at_4[i], code_bits, subs, 0xEA);  // (a & b) | c
-        _mm512_storeu_si512(out + 128 * half + 32 * i, _mm512_permutex2var_epi16(low, index, high));
+        _mm512_storeu_si512(out + 128 * half + 32 * i, _mm512_permutex2var_epi16(values.low, index, values.high));
         subs = _mm512_add_epi16(subs, two);
       }
     }

@@ -44,5 +44,24 @@ struct Avx512Fma {
   }
 };
 
+// The four values that each of 16 sub-blocks of Q2_K can take.
+struct Values {
+  __m512i low, high;  // bf16: value 0 of the 16 and value 1; value 2 and value 3
+};
+
+// `scales`: the 16 scale bytes, one in each word.
+template <typename Isa>
+ENGRAM_ALWAYS_INLINE Values FourValues(__m512 d, __m512 dmin, __m512i scales) {
+  const __m512 nibbles = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512 step = _mm512_mul_ps(d, _mm512_permutexvar_ps(scales, nibbles));  // the low four bits count
+  const __m512 minimum = _mm512_mul_ps(dmin, _mm512_permutexvar_ps(_mm512_srli_epi32(scales, 4), nibbles));
+  // The products are exact, so fused or not is the same; 0 · step - minimum has the sign that DecodeQ2K gives it.
+  const __m512 value0 = _mm512_fmsub_ps(step, _mm512_setzero_ps(), minimum);
+  const __m512 value1 = _mm512_sub_ps(step, minimum);
+  const __m512 value2 = _mm512_fmsub_ps(step, _mm512_set1_ps(2), minimum);
+  const __m512 value3 = _mm512_fmsub_ps(step, _mm512_set1_ps(3), minimum);
+  return {Isa::ToBf16(value0, value1), Isa::ToBf16(value2, value3)};
+}
+
 }  // namespace
 }  // namespace engram::kernels

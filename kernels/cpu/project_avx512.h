@@ -11,6 +11,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/isa_avx512.h"
 #include "kernels/cpu/projection_layout.h"
 #include "kernels/scalar.h"
 
@@ -36,25 +37,13 @@ class FlushSubnormals {
   const unsigned before_;
 };
 
-struct Values {
-  __m512i low, high;  // bf16: value 0 of the 16 lanes and value 1; value 2 and value 3
-};
-
 template <typename Isa>
 ENGRAM_ALWAYS_INLINE Values ValuesOf(const uint8_t* group, int sub) {
   const __m512 d = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(group)));
   const __m512 dmin = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(group + 32)));
   const __m512i scales =
       _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(group + kGroupScales + 16 * sub)));
-  const __m512 nibbles = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512 step = _mm512_mul_ps(d, _mm512_permutexvar_ps(scales, nibbles));  // the low four bits count
-  const __m512 minimum = _mm512_mul_ps(dmin, _mm512_permutexvar_ps(_mm512_srli_epi32(scales, 4), nibbles));
-  // The products are exact, so fused or not is the same; 0 · step - minimum has the sign that DecodeQ2K gives it.
-  const __m512 value0 = _mm512_fmsub_ps(step, _mm512_setzero_ps(), minimum);
-  const __m512 value1 = _mm512_sub_ps(step, minimum);
-  const __m512 value2 = _mm512_fmsub_ps(step, _mm512_set1_ps(2), minimum);
-  const __m512 value3 = _mm512_fmsub_ps(step, _mm512_set1_ps(3), minimum);
-  return {Isa::ToBf16(value0, value1), Isa::ToBf16(value2, value3)};
+  return FourValues<Isa>(d, dmin, scales);
 }
 
 // Bit 5 and 4 of an index word are the code, bits 3 to 0 the lane: word w of the result is the weight of lane w / 2.
@@ -78,13 +67,7 @@ ENGRAM_ALWAYS_INLINE __m512i Broadcast(const uint8_t* pair) { return _mm512_set1
 // The first `outputs` lanes to kv.
 ENGRAM_ALWAYS_INLINE void StoreKv(__m512 sum, int64_t outputs, Bf16* kv) {
   if (outputs <= 0) return;
-  const __m512i bits = _mm512_castps_si512(sum);
-  const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded =
-      _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7FFF))), 16);
-  const __mmask16 is_nan = _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q);
-  const __m512i quieted = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
-  const __m256i words = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, is_nan, quieted));
+  const __m256i words = Avx512Fma::Rounded(sum);
   if (outputs >= kGroupOutputs) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(kv), words);
   } else {
