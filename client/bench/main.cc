@@ -4,6 +4,7 @@
 
 #include "CLI/CLI.hpp"
 #include "client/bench/command.h"
+#include "client/bench/worker/worker_command.h"
 
 namespace engram::bench {
 namespace {
@@ -12,7 +13,7 @@ int Main(int argc, char** argv) {
   CLI::App app("Measures an engram server as its callers see it.", "engram-bench");
   app.set_version_flag("--version", "engram-bench " ENGRAM_VERSION);
   app.require_subcommand(0, 1);
-  const std::vector<Command> commands = {};
+  const std::vector<Command> commands = {AddWorkerCommand(app)};
   CLI11_PARSE(app, argc, argv);
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run();
