@@ -1,5 +1,7 @@
 // engram-bench: measures an engram server as its callers see it.
 
+#include <malloc.h>
+
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -10,6 +12,8 @@ namespace engram::bench {
 namespace {
 
 int Main(int argc, char** argv) {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
   CLI::App app("Measures an engram server as its callers see it.", "engram-bench");
   app.set_version_flag("--version", "engram-bench " ENGRAM_VERSION);
   app.require_subcommand(0, 1);

@@ -97,9 +97,8 @@ class ApplyFetch : public StepFetch {
       call.prepared = &prepared_;
       if (parts.size() > 1) call.token_slice = part;
       ++totals_.calls;
-      client_.ApplyAsync(call, [&layer](const absl::Status& status, const client::CallReport&) {
-        layer.arrival.Answered(status);
-      });
+      client_.ApplyAsync(
+          call, [&layer](const absl::Status& status, const client::CallReport&) { layer.arrival.Answered(status); });
     }
     const Arrival::Outcome outcome = layer.arrival.Await();
     CountErrors(outcome.failures, totals_.errors);

@@ -36,7 +36,8 @@ class LookupFetch : public StepFetch {
       layer.unit = UnitOf(client.model(), info, options.form);
       layer.parts = PartsOf(layer.unit.count, options);
       for (const client::Range& part : layer.parts) {
-        layer.out.emplace_back(static_cast<size_t>(options.max_step_tokens * (part.end - part.begin) * layer.unit.bytes));
+        layer.out.emplace_back(
+            static_cast<size_t>(options.max_step_tokens * (part.end - part.begin) * layer.unit.bytes));
       }
     }
   }

@@ -75,7 +75,7 @@ class Population {
   // Adds the run and remembers its ids.
   void Run(Sequence& sequence, std::vector<int32_t> ids, PlannedStep& step);
 
-  double Uniform();                // [0, 1)
+  double Uniform();                 // [0, 1)
   int64_t Geometric(int64_t mean);  // >= 1
   int32_t Id() { return static_cast<int32_t>(Uniform() * static_cast<double>(options_.vocab)); }
 

@@ -22,7 +22,7 @@ struct LayerArrival {
 
 struct FetchTotals {
   int64_t calls = 0;
-  int64_t bytes_up = 0;    // of messages, without the framing of gRPC and HTTP/2
+  int64_t bytes_up = 0;  // of messages, without the framing of gRPC and HTTP/2
   int64_t bytes_down = 0;
   int64_t verified = 0;                   // layers of a step
   std::map<std::string, int64_t> errors;  // by code and reason
@@ -44,8 +44,8 @@ class StepFetch {
   // The ids are known. Sends what can go now, and waits for nothing. `step` is borrowed until the last Await returned.
   virtual void Begin(const PlannedStep& step) = 0;
 
-  // The layer is reached: sends what could not go before, and returns when all of the layer is there, or has failed: the
-  // step goes on without it, and errors are counted.
+  // The layer is reached: sends what could not go before, and returns when all of the layer is there, or has failed:
+  // the step goes on without it, and errors are counted.
   virtual LayerArrival Await(size_t layer) = 0;
 
   // After the step: compares what came with an answer to one plain call. DATA_LOSS says where they differ.

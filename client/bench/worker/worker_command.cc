@@ -1,13 +1,17 @@
 #include "client/bench/worker/worker_command.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/bench/local/local_table.h"
 #include "client/bench/worker/machine_share.h"
 #include "client/bench/worker/worker_options.h"
 #include "client/bench/worker/worker_report.h"
@@ -62,13 +66,38 @@ absl::StatusOr<WorkerRun> PlayOverTheWire(const WorkerOptions& options, client::
     return MakeWireFetch(*clients.back(), fetch);
   };
   BusyShare busy(options.metrics);
-  absl::StatusOr<PlayFigures> figures = Play(*play, make, [&] { busy.Begin(); }, [&] { busy.End(); });
+  absl::StatusOr<PlayFigures> figures = Play(
+      *play, make, [&] { busy.Begin(); }, [&] { busy.End(); });
   if (!figures.ok()) return figures.status();
   if (!busy.fault().empty()) std::fprintf(stderr, "engram-bench: %s\n", busy.fault().c_str());
   return WorkerRun{.form = form,
                    .workers = workers,
                    .figures = *std::move(figures),
                    .engine_busy = busy.engine(),
+                   .machine_busy = busy.machine()};
+}
+
+absl::StatusOr<WorkerRun> PlayLocally(const WorkerOptions& options, const LocalTable& table, client::Client& plain,
+                                      client::Form form, int workers) {
+  const absl::StatusOr<PlayOptions> play = PlayOptionsOf(options, plain.model(), workers);
+  if (!play.ok()) return play.status();
+  const WireFetchOptions fetch = FetchOptionsOf(options, *play, form);
+  // A machine each in truth; here they share the processors, as the server would have them.
+  const int processors = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const LocalOptions local{.form = form,
+                           .dtype = fetch.dtype,
+                           .max_step_tokens = fetch.max_step_tokens,
+                           .threads = std::max(1, processors / workers),
+                           .plain = &plain};
+  BusyShare busy("");
+  absl::StatusOr<PlayFigures> figures = Play(
+      *play, [&](int) { return table.MakeFetch(local); }, [&] { busy.Begin(); }, [&] { busy.End(); });
+  if (!figures.ok()) return figures.status();
+  return WorkerRun{.form = form,
+                   .workers = workers,
+                   .local = true,
+                   .figures = *std::move(figures),
+                   .engine_busy = std::nullopt,
                    .machine_busy = busy.machine()};
 }
 
@@ -86,13 +115,24 @@ int Run(const WorkerOptions& options) {
   const absl::StatusOr<PlayOptions> play = PlayOptionsOf(options, model, 1);
   if (!play.ok()) return Complain(play.status());
   report.layer_ids = play->layer_ids;
-  report.server = absl::StrCat("engram-server ", model.server_version, ", ", model.backend, " ", model.isa, ", tables in ",
-                               model.residency);
+  report.server = absl::StrCat("engram-server ", model.server_version, ", ", model.backend, " ", model.isa,
+                               ", tables in ", model.residency);
   report.loopback = IsLoopback(options.targets);
+
+  std::optional<LocalTable> table;
+  if (!options.baseline.empty()) {
+    absl::StatusOr<LocalTable> loaded = LocalTable::Load(options.model, options.residency, model);
+    if (!loaded.ok()) return Complain(loaded.status());
+    table = *std::move(loaded);
+  }
 
   for (const std::string& form : options.forms) {
     for (const int workers : options.workers) {
       absl::StatusOr<WorkerRun> run = PlayOverTheWire(options, **plain, FormOf(form), workers);
+      if (!run.ok()) return Complain(run.status());
+      report.runs.push_back(*std::move(run));
+      if (!table.has_value()) continue;
+      run = PlayLocally(options, *table, **plain, FormOf(form), workers);
       if (!run.ok()) return Complain(run.status());
       report.runs.push_back(*std::move(run));
     }

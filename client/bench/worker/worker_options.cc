@@ -22,7 +22,8 @@ std::vector<std::string> FormNames() {
 CLI::Option* List(CLI::Option* option) { return option->delimiter(',')->expected(1)->take_all(); }
 
 void AddRun(CLI::App* command, WorkerOptions* options) {
-  List(command->add_option("--form", options->forms, "What is fetched: rows-native, rows-bf16, kv, update, gate, highway"))
+  List(command->add_option("--form", options->forms,
+                           "What is fetched: rows-native, rows-bf16, kv, update, gate, highway"))
       ->type_name("LIST")
       ->capture_default_str()
       ->check(CLI::IsMember(FormNames()))
@@ -57,7 +58,8 @@ void AddWorkerShape(CLI::App* command, WorkerOptions* options) {
       ->capture_default_str()
       ->check(CLI::Range(0.01, 60000.0))
       ->group("Worker");
-  command->add_option("--depth", options->depth, "Layers of the model; engram layer L is reached at L / depth of a step")
+  command
+      ->add_option("--depth", options->depth, "Layers of the model; engram layer L is reached at L / depth of a step")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000))
       ->group("Worker");
@@ -119,7 +121,8 @@ void AddConnection(CLI::App* command, WorkerOptions* options) {
       ->capture_default_str()
       ->group("Connection");
   const CLI::Range seconds(0.001, 86400.0);
-  command->add_option("--connect-timeout", options->connect_timeout_secs, "Seconds to wait for a server that is starting")
+  command
+      ->add_option("--connect-timeout", options->connect_timeout_secs, "Seconds to wait for a server that is starting")
       ->capture_default_str()
       ->check(seconds)
       ->group("Connection");
@@ -128,8 +131,9 @@ void AddConnection(CLI::App* command, WorkerOptions* options) {
       ->check(seconds)
       ->group("Connection");
   command
-      ->add_option("--metrics", options->metrics,
-                   "The server's metrics listener, host:port: how busy its engine is, and whether that bounds the workers")
+      ->add_option(
+          "--metrics", options->metrics,
+          "The server's metrics listener, host:port: how busy its engine is, and whether that bounds the workers")
       ->group("Connection");
 }
 
@@ -202,8 +206,9 @@ absl::StatusOr<PlayOptions> PlayOptionsOf(const WorkerOptions& options, const cl
                      .position_limit = model.limits.position_limit,
                      .seed = options.seed};
   if (model.limits.position_limit < options.spec_k + 2) {
-    return absl::InvalidArgumentError(absl::StrCat("--spec-k is ", options.spec_k, "; the server allows positions below ",
-                                                   model.limits.position_limit, ", which a sequence of one step passes"));
+    return absl::InvalidArgumentError(absl::StrCat("--spec-k is ", options.spec_k,
+                                                   "; the server allows positions below ", model.limits.position_limit,
+                                                   ", which a sequence of one step passes"));
   }
   play.warm_up = absl::Seconds(options.warm_up_secs);
   play.duration = absl::Seconds(options.duration_secs);
@@ -218,8 +223,7 @@ WireFetchOptions FetchOptionsOf(const WorkerOptions& options, const PlayOptions&
   fetch.ranks = options.tp;
   fetch.fanout = options.fanout == "slice" ? Fanout::kSlice : Fanout::kBroadcast;
   fetch.call_per_layer = options.calls == "layer";
-  fetch.max_step_tokens =
-      int64_t{play.population.batch} * (play.population.spec_k + 1) + play.population.prefill_chunk;
+  fetch.max_step_tokens = int64_t{play.population.batch} * (play.population.spec_k + 1) + play.population.prefill_chunk;
   fetch.timeout = absl::Seconds(options.timeout_secs);
   return fetch;
 }

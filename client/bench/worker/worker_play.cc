@@ -1,5 +1,6 @@
 #include "client/bench/worker/worker_play.h"
 
+#include <algorithm>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -130,7 +131,8 @@ double PlayFigures::slowdown(absl::Duration step) const {
 }
 
 double PlayFigures::hidden() const {
-  return latency <= absl::ZeroDuration() ? 1 : 1 - absl::FDivDuration(exposed, latency);
+  // A wait may be longer than what it waited for: a worker's thread that wakes up late sends late.
+  return latency <= absl::ZeroDuration() ? 1 : std::max(0.0, 1 - absl::FDivDuration(exposed, latency));
 }
 
 absl::StatusOr<PlayFigures> Play(const PlayOptions& options, const FetchMaker& make,

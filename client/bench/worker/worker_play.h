@@ -30,10 +30,10 @@ struct PlayOptions {
 // Of the measured steps of all workers.
 struct PlayFigures {
   int64_t steps = 0;
-  int64_t tokens = 0;   // looked up
+  int64_t tokens = 0;  // looked up
   int64_t prefill_tokens = 0;
-  int64_t emitted = 0;  // tokens that users got
-  int64_t arrived = 0;  // sequences
+  int64_t emitted = 0;                    // tokens that users got
+  int64_t arrived = 0;                    // sequences
   absl::Duration realised;                // sum of the steps' lengths
   absl::Duration latency;                 // sum over layers and steps: what fetching took
   absl::Duration exposed;                 // of it, what was waited for
@@ -46,11 +46,11 @@ struct PlayFigures {
   void Merge(const PlayFigures& other);
 
   double slowdown(absl::Duration step) const;  // mean length / step - 1
-  double hidden() const;                       // 1 - exposed / latency
+  double hidden() const;                       // 1 - exposed / latency, at least 0
 };
 
-// Plays them to the end. `measuring` is called as the measured time begins, `measured` as it ends, on this thread: there
-// the server's own figures are read. An error is the maker's.
+// Plays them to the end. `measuring` is called as the measured time begins, `measured` as it ends, on this thread:
+// there the server's own figures are read. An error is the maker's.
 absl::StatusOr<PlayFigures> Play(const PlayOptions& options, const FetchMaker& make,
                                  const std::function<void()>& measuring, const std::function<void()>& measured);
 

@@ -117,17 +117,19 @@ nlohmann::ordered_json RunJson(const WorkerReport& report, const WorkerRun& run)
 }  // namespace
 
 absl::string_view BoundOf(const WorkerRun& run, absl::Duration step) {
-  if (run.engine_busy.value_or(0) >= kBusy) return "server-bound";
+  const double stretched = 1 + run.figures.slowdown(step);  // a step's length, in lengths that it should have
+  const double engine = run.engine_busy.value_or(0);
+  if (engine >= kBusy || engine * stretched >= 1) return "server-bound";
   if (run.machine_busy.value_or(0) >= kBusy) return "machine-bound";
-  const double served = 1 / (1 + run.figures.slowdown(step));
-  if (!run.local && !run.engine_busy.has_value() && served < kBusy) return "saturated";
+  if (!run.local && !run.engine_busy.has_value() && 1 / stretched < kBusy) return "saturated";
   return "";
 }
 
 std::string ReportText(const WorkerReport& report) {
   const WorkerOptions& options = report.options;
   std::string text = absl::StrFormat(
-      "%s%s\nstep %g ms, depth %d, batch %d, %d drafts accepted at %g, tp %d by %s, highway %s, %g s a run, seed %d\n\n",
+      "%s%s\nstep %g ms, depth %d, batch %d, %d drafts accepted at %g, tp %d by %s, highway %s, %g s a run, seed "
+      "%d\n\n",
       report.server, report.loopback ? "; loopback: server and workers share this machine" : "", options.step_ms,
       options.depth, options.batch, options.spec_k, options.accept, options.tp, options.fanout, options.dtype,
       options.duration_secs, options.seed);

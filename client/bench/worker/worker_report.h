@@ -21,9 +21,12 @@ struct WorkerRun {
   std::optional<double> machine_busy;  // of this machine's processors
 };
 
-// What holds the workers up: "server-bound" where the server's engine computed for 0.9 of the time or more;
-// "machine-bound" where it is not known to and this machine's processors were busy for 0.9 or more; "saturated" where
-// nothing is known of the engine and fewer than 0.9 of the tokens that the workers' steps offer were served; else "".
+// What holds the workers up:
+// - "server-bound": the server's engine computed for 0.9 of the time or more; or what it computed for a step of every
+//   worker takes longer than a step, so that no network and no waiting could let them run at their pace;
+// - "machine-bound": neither is known, and this machine's processors were busy for 0.9 of the time or more;
+// - "saturated": nothing is known of the engine, and fewer than 0.9 of the tokens that the steps offer were served;
+// - "": none of these.
 absl::string_view BoundOf(const WorkerRun& run, absl::Duration step);
 
 struct WorkerReport {
