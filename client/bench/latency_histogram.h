@@ -33,13 +33,14 @@ class LatencyHistogram {
     int64_t count = 0;
   };
 
-  // For a plot: bars of equal width on a logarithmic axis, `per_decade` (1..100) to a factor of ten, from the first that
-  // has a value to the last, empty ones between them included. The edges are powers of 10^(1 / per_decade) of 1 ns; a
-  // value stands in the bar of its bucket's middle.
+  // For a plot: bars of equal width on a logarithmic axis, `per_decade` (1..100) to a factor of ten, from the first
+  // that has a value to the last, empty ones between them included. The edges are powers of 10^(1 / per_decade) of 1
+  // ns; a value stands in the bar of its bucket's middle.
   std::vector<Bar> Bars(int per_decade) const;
 
  private:
-  // A value of nanoseconds keeps its 8 upper bits: 128 buckets to a factor of two, each 1/128 to 1/256 of its value wide.
+  // A value of nanoseconds keeps its 8 upper bits: 128 buckets to a factor of two, each 1/128 to 1/256 of its value
+  // wide.
   static constexpr int kKeptBits = 8;
   static constexpr int64_t kHalf = int64_t{1} << (kKeptBits - 1);
   static constexpr int64_t kMostNanos = 100'000'000'000;  // 100 s, 37 bits
