@@ -32,8 +32,8 @@ class LocalTable {
   static absl::StatusOr<LocalTable> Load(const std::string& path, const std::string& residency,
                                          const client::ModelInfo& served);
 
-  // One worker's: a thread of its own gathers, projects and gates at the worker's word. Ranks are one process here: what
-  // one has, all have. Verify compares rows or kv with the server's. May outlive this.
+  // One worker's: a thread of its own gathers, projects and gates at the worker's word. Ranks are one process here:
+  // what one has, all have. Verify compares rows or kv with the server's. May outlive this.
   absl::StatusOr<std::unique_ptr<StepFetch>> MakeFetch(const LocalOptions& options) const;
 
  private:

@@ -3,24 +3,21 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "client/bench/server_metrics.h"
 
 namespace engram::bench {
 
-// Seconds that the engine has computed so far: the sums of stage_duration_seconds of hash, gather, project and gate in
-// the text of /metrics. NOT_FOUND where one of them is missing.
-absl::StatusOr<double> EngineSeconds(absl::string_view metrics_text);
-
-// GET http://`address`/metrics of "host:port", body alone. UNAVAILABLE names the address.
-absl::StatusOr<std::string> ReadMetrics(const std::string& address);
+// Seconds that the engine has computed between two readings of the server's metrics: hash, gather, project and gate.
+// None where the server counts none of them.
+std::optional<double> EngineSeconds(const ServerChange& change);
 
 // Of a span of time: begun when made, and asked for at its end.
 class BusyShare {
  public:
-  // `metrics` as in ReadMetrics; empty: no server is asked.
+  // `metrics` as ReadMetrics takes it; empty: no server is asked.
   explicit BusyShare(std::string metrics) : metrics_(std::move(metrics)) {}
 
   void Begin();
@@ -38,11 +35,12 @@ class BusyShare {
     double busy = 0, all = 0;
   };
   static std::optional<Jiffies> ReadJiffies();
-  std::optional<double> ReadEngine();
+  std::optional<MetricValues> ReadServer();
 
   const std::string metrics_;
   absl::Duration began_;
-  std::optional<double> engine_began_, engine_, machine_;
+  std::optional<MetricValues> server_began_;
+  std::optional<double> engine_, machine_;
   std::optional<Jiffies> jiffies_began_;
   std::string fault_;
 };

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/bench/load.h"
 #include "client/bench/local/local_table.h"
 #include "client/bench/worker/machine_share.h"
 #include "client/bench/worker/worker_options.h"
@@ -32,12 +32,8 @@ int Complain(const absl::Status& status) {
 }
 
 bool IsLoopback(const std::vector<std::string>& targets) {
-  for (const std::string& target : targets) {
-    for (const char* here : {"unix:", "127.", "localhost:", "[::1]"}) {
-      if (absl::StartsWith(target, here)) return true;
-    }
-  }
-  return false;
+  return std::any_of(targets.begin(), targets.end(),
+                     [](const std::string& target) { return PathOf(target).same_host; });
 }
 
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const WorkerOptions& options, int channels) {
@@ -144,6 +140,12 @@ int Run(const WorkerOptions& options) {
   }
   for (const WorkerRun& run : report.runs) {
     if (!run.figures.mismatch.empty()) return kExitMiss;
+  }
+  for (const WorkerRun& run : report.runs) {
+    int64_t errors = 0;
+    for (const auto& [error, count] : run.figures.totals.errors) errors += count;
+    if (run.local || errors < run.figures.totals.calls) continue;
+    return Complain(absl::StrCat(client::FormName(run.form), ", ", run.workers, " workers: every call failed"));
   }
   return kExitOk;
 }

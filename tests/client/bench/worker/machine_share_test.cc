@@ -11,18 +11,15 @@ namespace {
 using testing::HasSubstr;
 
 TEST(EngineSeconds, IsTheSumOfTheStagesThatCompute) {
-  const std::string text =
-      "# TYPE engram_stage_duration_seconds histogram\n"
-      "engram_stage_duration_seconds_count{stage=\"queue\"} 7\n"
-      "engram_stage_duration_seconds_sum{stage=\"queue\"} 100\n"
-      "engram_stage_duration_seconds_sum{stage=\"hash\"} 0.5\n"
-      "engram_stage_duration_seconds_sum{stage=\"gather\"} 1.25\n"
-      "engram_stage_duration_seconds_sum{stage=\"project\"} 8e0\n"
-      "engram_stage_duration_seconds_sum{stage=\"gate\"} 0.25\n";
-  const absl::StatusOr<double> seconds = EngineSeconds(text);
-  ASSERT_TRUE(seconds.ok()) << seconds.status();
-  EXPECT_EQ(*seconds, 10);
-  EXPECT_THAT(std::string(EngineSeconds("engram_up 1\n").status().message()), HasSubstr("stage=\"hash\""));
+  ServerChange change;
+  EXPECT_FALSE(EngineSeconds(change).has_value());
+  change.stages["queue"].seconds = 100;
+  EXPECT_FALSE(EngineSeconds(change).has_value());
+  change.stages["hash"].seconds = 0.5;
+  change.stages["gather"].seconds = 1.25;
+  change.stages["project"].seconds = 8;
+  change.stages["gate"].seconds = 0.25;
+  EXPECT_EQ(EngineSeconds(change), 10);
 }
 
 TEST(BusyShare, SaysWhyTheEngineIsNotKnown) {

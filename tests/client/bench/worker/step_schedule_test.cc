@@ -11,7 +11,8 @@ absl::Duration Ms(double ms) { return absl::Milliseconds(ms); }
 
 const std::vector<int32_t> kLayers = {1, 14};
 
-// A clock that a test sets: steps of 8 ms, 40 layers, from 100 ms on. Layer 1 is reached after 0.2 ms, layer 14 after 2.8.
+// A clock that a test sets: steps of 8 ms, 40 layers, from 100 ms on. Layer 1 is reached after 0.2 ms, layer 14
+// after 2.8.
 TEST(StepSchedule, WhatIsThereInTimeCostsNothing) {
   StepSchedule schedule(Ms(8), 40, kLayers);
   schedule.Begin(Ms(100));

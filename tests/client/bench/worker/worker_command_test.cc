@@ -43,8 +43,8 @@ class WorkerCommand : public testing::Test {
   // Runs it with a small batch and returns its JSON.
   nlohmann::json Json(std::vector<std::string> args) {
     const std::string path = dir_.path() + "/out.json";
-    args.insert(args.begin(), {"--target", server_->unix_address(), "--json", path, "--duration", "0.3", "--warm-up", "0.1",
-                               "--batch", "3", "--spec-k", "2", "--prompt-mean", "20", "--output-mean", "20"});
+    args.insert(args.begin(), {"--target", server_->unix_address(), "--json", path, "--duration", "0.3", "--warm-up",
+                               "0.1", "--batch", "3", "--spec-k", "2", "--prompt-mean", "20", "--output-mean", "20"});
     const Finished run = RunWorker(args);
     EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
     std::ifstream file(path);
@@ -110,20 +110,16 @@ TEST_F(WorkerCommand, SeveralWorkersTheEngineAndTheTableInTheOwnProcess) {
   EXPECT_EQ(tables["local"], 4);
 }
 
+// A step that the memory for prepared results never holds: Prepare is refused, each time, and rows are still served.
 TEST_F(WorkerCommand, CallsThatFailAreCountedByReason) {
-  // Positions that the server does not allow are no fault of the bench: sequences end before. A ticket's memory is.
-  auto tight = ServerProcess::Start(kTiny, {"--max-batch-tokens", "4", "--max-queue-tokens", "4"});
+  auto tight = ServerProcess::Start(kTiny, {"--prepare-memory-bytes", "1048576"});
   ASSERT_TRUE(tight.ok()) << tight.status();
-  const std::string path = dir_.path() + "/tight.json";
-  const Finished run = RunWorker({"--target", (*tight)->unix_address(), "--form", "update", "--json", path, "--duration",
-                                  "0.2", "--warm-up", "0", "--timeout", "0.5", "--workers", "8", "--batch", "4"});
-  EXPECT_EQ(run.exit_code, 0) << run.err;
-  std::ifstream file(path);
-  const nlohmann::json json = nlohmann::json::parse(file);
-  int64_t errors = 0;
-  for (const auto& [reason, count] : json["runs"][0]["errors"].items()) errors += count.get<int64_t>();
-  EXPECT_GT(errors, 0) << run.out;
-  EXPECT_THAT(run.out, HasSubstr("calls failed with "));
+  const Finished run = RunWorker({"--target", (*tight)->unix_address(), "--form", "rows-native,update", "--duration",
+                                  "0.2", "--warm-up", "0", "--batch", "300"});
+  EXPECT_EQ(run.exit_code, 2) << run.out;
+  EXPECT_THAT(run.out, HasSubstr("update, 1 workers: "));
+  EXPECT_THAT(run.out, HasSubstr("calls failed with RESOURCE_EXHAUSTED TOO_MANY_TOKENS"));
+  EXPECT_EQ(run.err, "engram-bench: update, 1 workers: every call failed\n");
 }
 
 TEST_F(WorkerCommand, WrongFlagsAreNamed) {
@@ -152,9 +148,10 @@ TEST_F(WorkerCommand, WrongFlagsAreNamed) {
 }
 
 TEST_F(WorkerCommand, AnotherModelIsNoBaseline) {
+  const std::string other = dir_.path() + "/other.gguf";
+  ASSERT_EQ(RunToEnd({ENGRAM_MODEL, "synth", "--preset", "tiny", "--seed", "99", "--out", other}).exit_code, 0);
   const Finished run =
-      RunWorker({"--target", server_->unix_address(), "--duration", "0.1", "--baseline", "local", "--model",
-                 std::string(ENGRAM_TEST_DATA) + "/ds4/ds4.gguf"});
+      RunWorker({"--target", server_->unix_address(), "--duration", "0.1", "--baseline", "local", "--model", other});
   EXPECT_EQ(run.exit_code, 2);
   EXPECT_THAT(run.err, HasSubstr("has config digest "));
 }
