@@ -15,6 +15,10 @@ namespace engram::bench {
 // Thread-safe. Outlives the answers it expects.
 class Arrival {
  public:
+  Arrival() = default;
+  // Whoever told of the last answer may still be leaving.
+  ~Arrival() { absl::MutexLock lock(&mutex_); }
+
   // Before any of them can come, and after all that were expected before have.
   void Expect(int answers) {
     absl::MutexLock lock(&mutex_);

@@ -1,5 +1,6 @@
 // Rows and kv depend on ids alone: all of it is asked for at the top of the step.
 
+#include <atomic>
 #include <deque>
 #include <optional>
 #include <utility>
@@ -45,16 +46,18 @@ class LookupFetch : public StepFetch {
   void Begin(const PlannedStep& step) override {
     sent_ = ClockNow();
     failed_ = false;
-    client::LookupCall call = CallOf(step);
-    // A part is the same share of every layer.
-    const size_t ranks = layers_.front().parts.size();
-    for (Layer& layer : layers_) layer.arrival.Expect(static_cast<int>(ranks));
-    if (options_.call_per_layer) {
-      for (Layer& layer : layers_) Send(step, ranks, {&layer}, call);
-    } else {
-      std::vector<Layer*> all;
-      for (Layer& layer : layers_) all.push_back(&layer);
-      Send(step, ranks, all, call);
+    for (Layer& layer : layers_) layer.arrival.Expect(static_cast<int>(Ranks()));
+    totals_.calls += static_cast<int64_t>(Ranks() * (options_.calls == Calls::kStep ? 1 : layers_.size()));
+    totals_.bytes_up += totals_.calls * BytesOfRuns(step);
+    for (const Layer& layer : layers_) totals_.bytes_down += step.tokens * layer.unit.count * layer.unit.bytes;
+    switch (options_.calls) {
+      case Calls::kChain:
+        return Send(step, 0, 1);
+      case Calls::kLayer:
+        for (size_t layer = 0; layer < layers_.size(); ++layer) Send(step, layer, layer + 1);
+        return;
+      case Calls::kStep:
+        return Send(step, 0, layers_.size());
     }
   }
 
@@ -95,6 +98,7 @@ class LookupFetch : public StepFetch {
     Unit unit;
     std::vector<client::Range> parts;    // of its units, one per rank that fetches
     std::vector<std::vector<char>> out;  // per part [max_step_tokens, units of the part]
+    std::atomic<int> unanswered = 0;     // calls of the layer, or of those that begin with it
     Arrival arrival;
   };
 
@@ -109,22 +113,28 @@ class LookupFetch : public StepFetch {
     return call;
   }
 
-  // One call per rank for these layers. Row columns and kv outputs are as many in every layer.
-  void Send(const PlannedStep& step, size_t ranks, const std::vector<Layer*>& layers, client::LookupCall& call) {
-    for (size_t rank = 0; rank < ranks; ++rank) {
+  // A part is the same share of every layer: all have as many columns, and outputs of kv.
+  size_t Ranks() const { return layers_.front().parts.size(); }
+
+  // One call per rank, for layers [begin, end); of a chain the next layer's follow. Any thread.
+  void Send(const PlannedStep& step, size_t begin, size_t end) {
+    client::LookupCall call = CallOf(step);
+    layers_[begin].unanswered = static_cast<int>(Ranks());
+    for (size_t rank = 0; rank < Ranks(); ++rank) {
       call.layers.clear();
-      for (Layer* layer : layers) {
-        const client::Range& part = layer->parts[rank];
-        const int64_t bytes = step.tokens * (part.end - part.begin) * layer->unit.bytes;
+      for (size_t i = begin; i < end; ++i) {
+        Layer& layer = layers_[i];
+        const client::Range& part = layer.parts[rank];
+        const int64_t bytes = step.tokens * (part.end - part.begin) * layer.unit.bytes;
         call.layers.push_back(
-            {.layer_id = layer->id, .out = absl::MakeSpan(layer->out[rank]).first(static_cast<size_t>(bytes))});
-        call.slice = ranks == 1 ? std::nullopt : std::optional(part);
-        totals_.bytes_down += bytes;
+            {.layer_id = layer.id, .out = absl::MakeSpan(layer.out[rank]).first(static_cast<size_t>(bytes))});
+        if (Ranks() > 1) call.slice = part;
       }
-      ++totals_.calls;
-      totals_.bytes_up += BytesOfRuns(step);
-      client_.LookupAsync(call, [layers](const absl::Status& status, const client::CallReport&) {
-        for (Layer* layer : layers) layer->arrival.Answered(status);
+      client_.LookupAsync(call, [this, &step, begin, end](const absl::Status& status, const client::CallReport&) {
+        const bool last = --layers_[begin].unanswered == 0;
+        // Before the answer counts: who waits for it may begin the next step.
+        if (last && options_.calls == Calls::kChain && end < layers_.size()) Send(step, end, end + 1);
+        for (size_t i = begin; i < end; ++i) layers_[i].arrival.Answered(status);
       });
     }
   }

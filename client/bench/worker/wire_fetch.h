@@ -21,12 +21,19 @@ namespace engram::bench {
 
 enum class Fanout { kSlice, kBroadcast };
 
+// Of rows and kv, all of which could be asked for at the top of a step.
+enum class Calls {
+  kChain,  // a call per layer, each sent when the one before has arrived: the first layer's bytes wait for no others
+  kLayer,  // a call per layer, all at once
+  kStep,   // one call for all layers: nothing is there before everything is
+};
+
 struct WireFetchOptions {
   client::Form form = client::Form::kRowsNative;
   client::HighwayDtype dtype = client::HighwayDtype::kBf16;
   int ranks = 1;  // tensor-parallel, >= 1
   Fanout fanout = Fanout::kSlice;
-  bool call_per_layer = true;  // of Lookup: a call each, so that the first layer does not wait for the last
+  Calls calls = Calls::kChain;
   int64_t max_step_tokens = 0;
   absl::Duration timeout = absl::Seconds(30);
   client::Client* plain = nullptr;  // whom Verify asks; null: there will be no Verify

@@ -100,9 +100,13 @@ void AddWorkerShape(CLI::App* command, WorkerOptions* options) {
       ->capture_default_str()
       ->check(CLI::IsMember({"slice", "broadcast"}))
       ->group("Worker");
-  command->add_option("--calls", options->calls, "Of rows and kv: a call per layer, or one per step")
+  command
+      ->add_option(
+          "--calls", options->calls,
+          "Of rows and kv: chain, a call per layer, each when the one before has arrived; layer, a call per layer, "
+          "all at once; step, one call for all")
       ->capture_default_str()
-      ->check(CLI::IsMember({"layer", "step"}))
+      ->check(CLI::IsMember({"chain", "layer", "step"}))
       ->group("Worker");
   command->add_option("--dtype", options->dtype, "Of the highway: f32, bf16")
       ->capture_default_str()
@@ -222,7 +226,7 @@ WireFetchOptions FetchOptionsOf(const WorkerOptions& options, const PlayOptions&
   fetch.dtype = options.dtype == "f32" ? client::HighwayDtype::kF32 : client::HighwayDtype::kBf16;
   fetch.ranks = options.tp;
   fetch.fanout = options.fanout == "slice" ? Fanout::kSlice : Fanout::kBroadcast;
-  fetch.call_per_layer = options.calls == "layer";
+  fetch.calls = options.calls == "chain" ? Calls::kChain : options.calls == "layer" ? Calls::kLayer : Calls::kStep;
   fetch.max_step_tokens = int64_t{play.population.batch} * (play.population.spec_k + 1) + play.population.prefill_chunk;
   fetch.timeout = absl::Seconds(options.timeout_secs);
   return fetch;

@@ -35,7 +35,7 @@ struct WorkerOptions {
   std::vector<int> workers = {1};
   int tp = 1;
   std::string fanout = "slice";
-  std::string calls = "layer";
+  std::string calls = "chain";
   std::string dtype = "bf16";
 
   double duration_secs = 10;
