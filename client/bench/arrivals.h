@@ -22,8 +22,8 @@ class Arrivals {
   // `rate` calls per second, > 0. Not kTrace.
   Arrivals(ArrivalKind kind, double rate, uint64_t seed) : kind_(kind), rate_(rate), seed_(seed) {}
 
-  // The times of a trace's steps in nanoseconds, ascending, at least one; repeated with the trace's mean gap between the
-  // last step and the next first one.
+  // The times of a trace's steps in nanoseconds, ascending, at least one; repeated with the trace's mean gap between
+  // the last step and the next first one.
   explicit Arrivals(std::vector<int64_t> times);
 
   // Nanoseconds from the beginning until the next call is due; never less than the one before.

@@ -33,7 +33,8 @@ int64_t AskedBytes(const std::vector<grpc::Slice>& slices) {
   std::array<unsigned char, 8> tail{};
   size_t found = 0;
   for (auto slice = slices.rbegin(); slice != slices.rend() && found < tail.size(); ++slice) {
-    for (size_t i = slice->size(); i > 0 && found < tail.size(); --i) tail[tail.size() - ++found] = slice->begin()[i - 1];
+    for (size_t i = slice->size(); i > 0 && found < tail.size(); --i)
+      tail[tail.size() - ++found] = slice->begin()[i - 1];
   }
   int64_t bytes = 0;
   std::memcpy(&bytes, tail.data(), sizeof bytes);
@@ -111,16 +112,16 @@ absl::StatusOr<std::unique_ptr<EchoServer>> EchoServer::Start(const std::string&
   if (echo->parts_->server == nullptr || port <= 0) {
     return absl::UnavailableError(absl::StrCat("echo-server: cannot listen on ", address));
   }
-  echo->address_ = absl::StartsWith(address, "unix:")
-                       ? address
-                       : absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+  echo->address_ =
+      absl::StartsWith(address, "unix:") ? address : absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
   return echo;
 }
 
 Command AddEchoServerCommand(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
-      "echo-server", "Answer raw messages with as many bytes as they ask for, until stdin ends: what --baseline echo "
-                     "compares with; for --echo-target on another machine");
+      "echo-server",
+      "Answer raw messages with as many bytes as they ask for, until stdin ends: what --baseline echo "
+      "compares with; for --echo-target on another machine");
   auto address = std::make_shared<std::string>("127.0.0.1:0");
   command->add_option("--listen", *address, "host:port (0: a free one) or unix:/path")
       ->type_name("ADDR")

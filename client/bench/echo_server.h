@@ -1,8 +1,8 @@
 // What a transport of gRPC's can do at most: a server that answers raw messages with raw messages and computes nothing.
 //
-// The last 8 bytes of a request, little endian, say how many bytes the answer has. The answer is the request's own bytes
-// as far as they go, then bytes of memory that is there already: nothing is copied or allocated for it. It is asked as
-// EngramService.Apply, through gRPC's callbacks, as engram-server is.
+// The last 8 bytes of a request, little endian, say how many bytes the answer has. The answer is the request's own
+// bytes as far as they go, then bytes of memory that is there already: nothing is copied or allocated for it. It is
+// asked as EngramService.Apply, through gRPC's callbacks, as engram-server is.
 #pragma once
 
 #include <memory>

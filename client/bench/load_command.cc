@@ -36,8 +36,9 @@ constexpr int64_t kMostConcurrency = 65536;
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 int Mistake(const absl::Status& status) {
-  const std::string code =
-      status.code() == absl::StatusCode::kInvalidArgument ? "" : absl::StrCat(absl::StatusCodeToString(status.code()), ": ");
+  const std::string code = status.code() == absl::StatusCode::kInvalidArgument
+                               ? ""
+                               : absl::StrCat(absl::StatusCodeToString(status.code()), ": ");
   std::fprintf(stderr, "engram-bench: %s%s\n", code.c_str(), std::string(status.message()).c_str());
   return kExitError;
 }
@@ -190,7 +191,8 @@ std::function<int()> AddLoadFlags(CLI::App& app, std::string command_line) {
       ->check(CLI::IsMember({"poisson", "constant"}))
       ->capture_default_str()
       ->group("When");
-  app.add_option("--max-outstanding", options.max_outstanding, "Open loop: calls under way at most; reaching it is told")
+  app.add_option("--max-outstanding", options.max_outstanding,
+                 "Open loop: calls under way at most; reaching it is told")
       ->check(CLI::Range(int64_t{1}, kMostConcurrency))
       ->capture_default_str()
       ->group("When");
@@ -215,6 +217,14 @@ std::function<int()> AddLoadFlags(CLI::App& app, std::string command_line) {
   app.add_option("--echo-target", options.echo_target,
                  "With --baseline: an `engram-bench echo-server` that runs already, for targets on other machines")
       ->type_name("ADDR")
+      ->group("Compared with");
+  app.add_option("--verify-fraction", options.verify_fraction,
+                 "Share of the replies, 0 to 1, that is recomputed from --model and compared; exit code 1 on a miss")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->group("Compared with");
+  app.add_option("--model", options.model, "The model's .gguf (or its first shard) that the server serves")
+      ->type_name("PATH")
       ->group("Compared with");
   app.add_option("--metrics", options.metrics, "The server's --http-listen: its stages, CPU and memory are reported")
       ->type_name("HOST:PORT")

@@ -58,10 +58,9 @@ absl::StatusOr<std::vector<Form>> ParseForms(const std::string& text) {
     const auto* form =
         std::find_if(std::begin(kForms), std::end(kForms), [&](Form f) { return client::FormName(f) == name; });
     if (form == std::end(kForms)) {
-      return Wrong(absl::StrCat("\"", entry, "\" is no form, expected ",
-                                absl::StrJoin(kForms, ", ", [](std::string* out, Form f) {
-                                  absl::StrAppend(out, client::FormName(f));
-                                })));
+      return Wrong(absl::StrCat(
+          "\"", entry, "\" is no form, expected ",
+          absl::StrJoin(kForms, ", ", [](std::string* out, Form f) { absl::StrAppend(out, client::FormName(f)); })));
     }
     if (std::find(forms.begin(), forms.end(), *form) == forms.end()) forms.push_back(*form);
   }
@@ -153,8 +152,9 @@ absl::Status CheckAgainstModel(const LoadOptions& options, const client::ModelIn
                                                        : 0;
       const int64_t bytes = tokens * layers * std::max({up, kv, rows});
       if (bytes > model.limits.max_message_bytes) {
-        return Wrong(absl::StrCat("--tokens-per-call ", tokens, " of form ", client::FormName(form), " makes messages of ",
-                                  bytes, " bytes, the server takes at most ", model.limits.max_message_bytes));
+        return Wrong(absl::StrCat("--tokens-per-call ", tokens, " of form ", client::FormName(form),
+                                  " makes messages of ", bytes, " bytes, the server takes at most ",
+                                  model.limits.max_message_bytes));
       }
     }
   }

@@ -45,7 +45,7 @@ struct LoadOptions {
   std::string echo_target;
   int rounds = 5;
   double verify_fraction = 0;
-  std::string model;  // path
+  std::string model;    // path
   std::string metrics;  // host:port of the server's HTTP listener; empty: not asked
 
   // Reports.

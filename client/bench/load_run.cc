@@ -134,8 +134,8 @@ class LoadRun {
       const PreparedStep& prepared = (*options_.prepared)[slot % options_.prepared->size()];
       ticket = &prepared.ticket;
       if (own.calls == 0) own.step = prepared.step;
-      own.step.highway_at = static_cast<int64_t>(Mix(slot ^ Mix(own.calls)) %
-                                                 static_cast<uint64_t>(composer_.highway_starts()));
+      own.step.highway_at =
+          static_cast<int64_t>(Mix(slot ^ Mix(own.calls)) % static_cast<uint64_t>(composer_.highway_starts()));
     } else {
       source_.Next(slot, &own.step);
     }

@@ -78,7 +78,14 @@ void AppendDetails(const Report& report, const Point& point, std::string* text) 
     absl::StrAppend(text, absl::StrFormat("  against the echo   throughput %.2f x, p50 %.2f x (medians of %d rounds)\n",
                                           point.echo->throughput_ratio, point.echo->p50_ratio, report.rounds));
   }
-  absl::StrAppend(text, "  client CPU         ", PerCall(absl::ToDoubleSeconds(s.client_cpu), calls), " a call\n");
+  absl::StrAppend(text, "  client CPU         ", PerCall(absl::ToDoubleSeconds(s.client_cpu), calls), " a call");
+  if (point.echo.has_value()) {
+    const Stretch& echo = point.echo->stretch;
+    absl::StrAppend(text, ", ",
+                    PerCall(absl::ToDoubleSeconds(echo.client_cpu), static_cast<double>(echo.tally.calls())),
+                    " one to the echo");
+  }
+  text->push_back('\n');
   if (point.server.has_value()) {
     const ServerChange& server = *point.server;
     if (server.cpu_seconds.has_value()) {
@@ -90,22 +97,23 @@ void AppendDetails(const Report& report, const Point& point, std::string* text) 
     }
     absl::StrAppend(text, "  server stages      ", absl::StrJoin(stages, ", "), " a call\n");
     if (server.resident_begin.has_value() && server.resident_end.has_value()) {
-      absl::StrAppend(text, absl::StrFormat("  server memory      %.1f MB resident, %+.1f MB since the point began\n",
-                                            *server.resident_end / 1e6,
-                                            (*server.resident_end - *server.resident_begin) / 1e6));
+      absl::StrAppend(
+          text, absl::StrFormat("  server memory      %.1f MB resident, %+.1f MB since the point began\n",
+                                *server.resident_end / 1e6, (*server.resident_end - *server.resident_begin) / 1e6));
     }
   }
   if (point.prepare.has_value()) {
     absl::StrAppend(text, "  Prepare            p50 ", DurationText(point.prepare->Quantile(0.5)), ", max ",
-                    DurationText(point.prepare->max()), " of ", point.prepare->count(), " calls, not in the figures above\n");
+                    DurationText(point.prepare->max()), " of ", point.prepare->count(),
+                    " calls, not in the figures above\n");
   }
   if (report.open_loop) {
     absl::StrAppend(text, "  sent late by       p50 ", DurationText(s.send_lag.Quantile(0.5)), ", p99 ",
                     DurationText(s.send_lag.Quantile(0.99)), " (in the latencies above)\n");
     if (s.bound_hits > 0 || s.unsent > 0) {
-      absl::StrAppend(text, "  BOUND REACHED      ", s.bound_hits, " calls waited for one of --max-outstanding others, ",
-                      DurationText(s.bound_waits), " in all; ", s.unsent,
-                      " were due and never sent: the service is slower than the rate\n");
+      absl::StrAppend(text, "  BOUND REACHED      ", s.bound_hits,
+                      " calls waited since as many as may were under way, ", DurationText(s.bound_waits), " in all; ",
+                      s.unsent, " were due and never sent: the service is slower than the rate\n");
     }
   }
   for (const auto& [label, count] : s.tally.errors) {
@@ -123,7 +131,8 @@ void AppendDetails(const Report& report, const Point& point, std::string* text) 
       absl::StrAppend(text, "; ", verify.skipped, " more were chosen and left out, since too many waited");
     }
     absl::StrAppend(text, "\n");
-    for (const std::string& mismatch : verify.mismatches) absl::StrAppend(text, "  WRONG              ", mismatch, "\n");
+    for (const std::string& mismatch : verify.mismatches)
+      absl::StrAppend(text, "  WRONG              ", mismatch, "\n");
   }
 }
 
@@ -162,13 +171,14 @@ std::string RateText(double per_second) {
 
 std::string TextReport(const Report& report) {
   std::string text = absl::StrCat(
-      "engram-bench ", report.version, ", ", absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", report.started, absl::UTCTimeZone()),
-      "\n  target   ", absl::StrJoin(report.targets, ", "), " (", report.path, ")", "\n  server   ",
-      report.model.server_version, ", ", report.model.backend, " ", report.model.isa, ", tables in ",
-      report.model.residency, ", ", report.model.numerics_id, "\n  model    dim ", report.model.dim, ", hc ",
-      report.model.hc, ", ", report.model.layers.size(), " engram layers, ", report.model.n_hash_cols,
-      " rows of a token\n  load     ", report.load, "\n  machine  ", report.cpu, ", ", report.cores,
-      report.cores == 1 ? " core" : " cores", report.same_host ? ", shared by server and bench" : "", "\n");
+      "engram-bench ", report.version, ", ",
+      absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", report.started, absl::UTCTimeZone()), "\n  target   ",
+      absl::StrJoin(report.targets, ", "), " (", report.path, ")", "\n  server   ", report.model.server_version, ", ",
+      report.model.backend, " ", report.model.isa, ", tables in ", report.model.residency, ", ",
+      report.model.numerics_id, "\n  model    dim ", report.model.dim, ", hc ", report.model.hc, ", ",
+      report.model.layers.size(), " engram layers, ", report.model.n_hash_cols, " rows of a token\n  load     ",
+      report.load, "\n  machine  ", report.cpu, ", ", report.cores, report.cores == 1 ? " core" : " cores",
+      report.same_host ? ", shared by server and bench" : "", "\n");
   if (!report.verify_against.empty()) absl::StrAppend(&text, "  verify   ", report.verify_against, "\n");
   text += '\n';
   Table table({"form", "tokens", report.open_loop ? "rate" : "conc", "calls/s", "tokens/s", "GB/s up", "down", "p50",

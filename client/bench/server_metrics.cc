@@ -154,8 +154,8 @@ void ServerChange::Merge(const ServerChange& later) {
 }
 
 std::vector<std::string> StageOrder(const ServerChange& change) {
-  constexpr absl::string_view kOrder[] = {"decode", "queue", "hash", "gather", "h2d",
-                                          "project", "gate", "d2h", "encode"};
+  constexpr absl::string_view kOrder[] = {"decode",  "queue", "hash", "gather", "h2d",
+                                          "project", "gate",  "d2h",  "encode"};
   std::vector<std::string> names;
   for (const absl::string_view name : kOrder) {
     if (change.stages.count(std::string(name)) > 0) names.emplace_back(name);

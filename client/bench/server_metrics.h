@@ -29,9 +29,9 @@ struct ServerChange {
     double seconds = 0;
     double count = 0;
   };
-  std::map<std::string, Stage> stages;  // by the server's name of it
-  double calls = 0;                     // that ended
-  std::optional<double> cpu_seconds;    // where the server says
+  std::map<std::string, Stage> stages;                 // by the server's name of it
+  double calls = 0;                                    // that ended
+  std::optional<double> cpu_seconds;                   // where the server says
   std::optional<double> resident_begin, resident_end;  // bytes, at the first reading and the last
 
   void Merge(const ServerChange& later);

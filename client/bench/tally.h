@@ -14,8 +14,8 @@ namespace engram::bench {
 struct Tally {
   LatencyHistogram latency;  // of calls that were served
   int64_t tokens = 0;
-  int64_t payload_up = 0;    // bytes of tensors and token ids in requests
-  int64_t payload_down = 0;  // bytes of tensors in replies
+  int64_t payload_up = 0;                 // bytes of tensors and token ids in requests
+  int64_t payload_down = 0;               // bytes of tensors in replies
   std::map<std::string, int64_t> errors;  // by "RESOURCE_EXHAUSTED QUEUE_FULL"
 
   int64_t calls() const { return latency.count(); }

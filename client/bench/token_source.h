@@ -1,9 +1,10 @@
 // Which tokens a sequence has: a function of seed, sequence and position alone, so that any position's look-back is
 // known without keeping a history, and every run of one seed sends the same ids.
 //
-// Ids are Zipf-like (the k-th most frequent one about 1/k as often as the first, the low ids being the frequent ones, as
-// tokenizers number them), so that n-grams, and with them table rows, repeat as they do in text. With a pool, sequences
-// are made of phrases of 8 tokens, drawn Zipf-like from that many: whole n-grams repeat, as in prompts with templates.
+// Ids are Zipf-like (the k-th most frequent one about 1/k as often as the first, the low ids being the frequent ones,
+// as tokenizers number them), so that n-grams, and with them table rows, repeat as they do in text. With a pool,
+// sequences are made of phrases of 8 tokens, drawn Zipf-like from that many: whole n-grams repeat, as in prompts with
+// templates.
 #pragma once
 
 #include <cstdint>
