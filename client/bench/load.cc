@@ -16,6 +16,7 @@
 #include "client/bench/connections.h"
 #include "client/bench/echo_process.h"
 #include "client/bench/load_run.h"
+#include "client/bench/reply_verifier.h"
 #include "client/bench/request_composer.h"
 #include "client/bench/step_source.h"
 #include "client/channels.h"
@@ -88,6 +89,13 @@ class Load {
       if (absl::Status status = BeginEcho(); !status.ok()) return status;
     }
     FillReport(layers);
+    if (options_.verify_fraction > 0) {
+      progress_(absl::StrCat("loading ", options_.model));
+      auto verifier = ReplyVerifier::Make(options_.model, options_.verify_fraction, options_.seed, model_, *composer_);
+      if (!verifier.ok()) return verifier.status();
+      verifier_ = *std::move(verifier);
+      report_.verify_against = verifier_->Against();
+    }
     return absl::OkStatus();
   }
 
@@ -179,6 +187,10 @@ class Load {
                                           options_.open_loop() ? absl::StrFormat("%g calls/s", options_.rate)
                                                                : absl::StrCat("concurrency ", concurrency));
     absl::Status status = Measure(run, name);
+    if (verifier_ != nullptr) {
+      progress_(absl::StrCat(name, ": verifying what is left"));
+      point.verify = verifier_->Finish();
+    }
     Forget(run.sessions);
     if (status.ok()) report_.points.push_back(std::move(point));
     return status;
@@ -231,10 +243,15 @@ class Load {
         options.duration = std::min(duration, absl::Milliseconds(model_.limits.ticket_ttl_ms) / 2);
       }
       duration -= options.duration;
+      if (verifier_ != nullptr && measured) {
+        options.reply_seen = [this](const Step& step, const grpc::ByteBuffer& reply) { verifier_->Offer(step, reply); };
+      }
       const bool ask = measured && !options_.metrics.empty();
       absl::StatusOr<MetricValues> before, after;
       if (ask && !(before = ReadMetrics(options_.metrics, kMetricsTimeout)).ok()) return before.status();
-      const Stretch stretch = Loop(*service_, *run.service_steps, options, run.segments++);
+      const absl::Duration verifying = verifier_ == nullptr ? absl::ZeroDuration() : verifier_->CpuTime();
+      Stretch stretch = Loop(*service_, *run.service_steps, options, run.segments++);
+      if (verifier_ != nullptr) stretch.client_cpu -= verifier_->CpuTime() - verifying;
       if (ask && !(after = ReadMetrics(options_.metrics, kMetricsTimeout)).ok()) return after.status();
       if (ask) {
         const ServerChange change = ChangeBetween(*before, *after);
@@ -314,6 +331,7 @@ class Load {
   std::unique_ptr<EchoProcess> echo_process_;
   std::unique_ptr<Connections> service_, echo_;
   std::vector<std::unique_ptr<v1::EngramService::Stub>> stubs_;
+  std::unique_ptr<ReplyVerifier> verifier_;
   Report report_;
 };
 

@@ -218,6 +218,14 @@ std::function<int()> AddLoadFlags(CLI::App& app, std::string command_line) {
                  "With --baseline: an `engram-bench echo-server` that runs already, for targets on other machines")
       ->type_name("ADDR")
       ->group("Compared with");
+  app.add_option("--verify-fraction", options.verify_fraction,
+                 "Share of the replies, 0 to 1, that is recomputed from --model and compared; exit code 1 on a miss")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->group("Compared with");
+  app.add_option("--model", options.model, "The model's .gguf (or its first shard) that the server serves")
+      ->type_name("PATH")
+      ->group("Compared with");
   app.add_option("--metrics", options.metrics, "The server's --http-listen: its stages, CPU and memory are reported")
       ->type_name("HOST:PORT")
       ->group("Compared with");

@@ -78,7 +78,14 @@ void AppendDetails(const Report& report, const Point& point, std::string* text) 
     absl::StrAppend(text, absl::StrFormat("  against the echo   throughput %.2f x, p50 %.2f x (medians of %d rounds)\n",
                                           point.echo->throughput_ratio, point.echo->p50_ratio, report.rounds));
   }
-  absl::StrAppend(text, "  client CPU         ", PerCall(absl::ToDoubleSeconds(s.client_cpu), calls), " a call\n");
+  absl::StrAppend(text, "  client CPU         ", PerCall(absl::ToDoubleSeconds(s.client_cpu), calls), " a call");
+  if (point.echo.has_value()) {
+    const Stretch& echo = point.echo->stretch;
+    absl::StrAppend(text, ", ",
+                    PerCall(absl::ToDoubleSeconds(echo.client_cpu), static_cast<double>(echo.tally.calls())),
+                    " one to the echo");
+  }
+  text->push_back('\n');
   if (point.server.has_value()) {
     const ServerChange& server = *point.server;
     if (server.cpu_seconds.has_value()) {
@@ -105,7 +112,7 @@ void AppendDetails(const Report& report, const Point& point, std::string* text) 
                     DurationText(s.send_lag.Quantile(0.99)), " (in the latencies above)\n");
     if (s.bound_hits > 0 || s.unsent > 0) {
       absl::StrAppend(text, "  BOUND REACHED      ", s.bound_hits,
-                      " calls waited for one of --max-outstanding others, ", DurationText(s.bound_waits), " in all; ",
+                      " calls waited since as many as may were under way, ", DurationText(s.bound_waits), " in all; ",
                       s.unsent, " were due and never sent: the service is slower than the rate\n");
     }
   }

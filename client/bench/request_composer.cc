@@ -64,7 +64,7 @@ class Writer {
       inner.Bytes(v1::Sequence::kSessionFieldNumber, sequence.session);
       inner.Int(v1::Sequence::kStartPosFieldNumber, sequence.start_pos);
       inner.Ids(v1::Sequence::kTokenIdsFieldNumber, sequence.token_ids);
-      inner.Ids(v1::Sequence::kLookbackTokenIdsFieldNumber, sequence.lookback);
+      if (sequence.session.empty()) inner.Ids(v1::Sequence::kLookbackTokenIdsFieldNumber, sequence.lookback);
       Bytes(field, one);
     }
   }

@@ -13,7 +13,9 @@ struct StepSequence {
   std::string session;  // empty: stateless
   int64_t start_pos = 0;
   std::vector<int32_t> token_ids;
-  std::vector<int32_t> lookback;  // N-1, newest first, -1 before the start; empty: the session's server knows
+  // The N-1 ids before start_pos, newest first, -1 before the start. Sent where there is no session: else its server
+  // knows.
+  std::vector<int32_t> lookback;
 };
 
 struct Step {

@@ -42,8 +42,7 @@ void SteadySource::Next(size_t slot, Step* step) {
     StepSequence& out = step->sequences[static_cast<size_t>(i)];
     out.session = sequence.session;
     out.start_pos = sequence.position;
-    tokens_.Fill(sequence.key, sequence.position, tokens, sequence.session.empty() ? lookback_ : 0, &out.token_ids,
-                 &out.lookback);
+    tokens_.Fill(sequence.key, sequence.position, tokens, lookback_, &out.token_ids, &out.lookback);
     sequence.position += tokens;
   }
 }
