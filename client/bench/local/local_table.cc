@@ -112,17 +112,18 @@ class LocalFetch : public StepFetch {
   LayerArrival Await(size_t index) override {
     Layer& layer = layers_[index];
     Arrival::Outcome outcome = layer.ahead.Await();
+    LayerArrival arrival;
     // Layers are made one after the other: each took what it added.
-    absl::Duration latency = outcome.at - std::exchange(made_, outcome.at);
+    arrival.ahead = {std::exchange(made_, outcome.at), outcome.at};
     if (ReadsHighway(form_) && outcome.failures.empty()) {
       const absl::Duration reached = ClockNow();
       layer.gated.Expect(1);
       line_.Do([this, index] { layers_[index].gated.Answered(Gate(index)); });
       outcome = layer.gated.Await();
-      latency += outcome.at - reached;
+      arrival.then = {reached, outcome.at};
     }
     for (const absl::Status& status : outcome.failures) ++totals_.errors[absl::StatusCodeToString(status.code())];
-    return {outcome.at, latency};
+    return arrival;
   }
 
   // Gates are not looked at: what they come from is.

@@ -81,12 +81,13 @@ class ApplyFetch : public StepFetch {
 
   LayerArrival Await(size_t index) override {
     const Arrival::Outcome prepared = preparing_.Await();
+    LayerArrival arrival;
     // What Prepare took counts once, with the first layer, which needs it first.
-    const absl::Duration prepare_took = index == 0 ? prepared.at - prepare_sent_ : absl::ZeroDuration();
+    arrival.ahead = {index == 0 ? prepare_sent_ : prepared.at, prepared.at};
     if (!prepared.failures.empty()) {
       if (index == 0) CountErrors(prepared.failures, totals_.errors);
       failed_ = true;
-      return {prepared.at, prepare_took};
+      return arrival;
     }
     Layer& layer = layers_[index];
     const absl::Duration sent = ClockNow();
@@ -106,7 +107,8 @@ class ApplyFetch : public StepFetch {
     totals_.bytes_up += step_->tokens * model_.HighwayTokenBytes(options_.dtype);
     totals_.bytes_down += step_->tokens * ReplyBytes();
     if (index + 1 == layers_.size()) returns_.Return(std::exchange(prepared_, {}));
-    return {outcome.at, prepare_took + (outcome.at - sent)};
+    arrival.then = {sent, outcome.at};
+    return arrival;
   }
 
   absl::Status Verify(const PlannedStep& step) override {

@@ -44,11 +44,11 @@ class LookupFetch : public StepFetch {
   }
 
   void Begin(const PlannedStep& step) override {
-    sent_ = ClockNow();
     failed_ = false;
     for (Layer& layer : layers_) layer.arrival.Expect(static_cast<int>(Ranks()));
-    totals_.calls += static_cast<int64_t>(Ranks() * (options_.calls == Calls::kStep ? 1 : layers_.size()));
-    totals_.bytes_up += totals_.calls * BytesOfRuns(step);
+    const auto calls = static_cast<int64_t>(Ranks() * (options_.calls == Calls::kStep ? 1 : layers_.size()));
+    totals_.calls += calls;
+    totals_.bytes_up += calls * BytesOfRuns(step);
     for (const Layer& layer : layers_) totals_.bytes_down += step.tokens * layer.unit.count * layer.unit.bytes;
     switch (options_.calls) {
       case Calls::kChain:
@@ -65,7 +65,7 @@ class LookupFetch : public StepFetch {
     const Arrival::Outcome outcome = layers_[index].arrival.Await();
     CountErrors(outcome.failures, totals_.errors);
     failed_ = failed_ || !outcome.failures.empty();
-    return {outcome.at, outcome.at - sent_};
+    return {.ahead = {layers_[index].sent, outcome.at}, .then = {}};
   }
 
   absl::Status Verify(const PlannedStep& step) override {
@@ -99,6 +99,7 @@ class LookupFetch : public StepFetch {
     std::vector<client::Range> parts;    // of its units, one per rank that fetches
     std::vector<std::vector<char>> out;  // per part [max_step_tokens, units of the part]
     std::atomic<int> unanswered = 0;     // calls of the layer, or of those that begin with it
+    absl::Duration sent;                 // written before they are
     Arrival arrival;
   };
 
@@ -120,6 +121,8 @@ class LookupFetch : public StepFetch {
   void Send(const PlannedStep& step, size_t begin, size_t end) {
     client::LookupCall call = CallOf(step);
     layers_[begin].unanswered = static_cast<int>(Ranks());
+    const absl::Duration now = ClockNow();
+    for (size_t i = begin; i < end; ++i) layers_[i].sent = now;
     for (size_t rank = 0; rank < Ranks(); ++rank) {
       call.layers.clear();
       for (size_t i = begin; i < end; ++i) {
@@ -131,10 +134,11 @@ class LookupFetch : public StepFetch {
         if (Ranks() > 1) call.slice = part;
       }
       client_.LookupAsync(call, [this, &step, begin, end](const absl::Status& status, const client::CallReport&) {
+        // While layers are missing the step goes on, and this and `step` with it; when the last has answered, no more.
+        const bool more = options_.calls == Calls::kChain && end < layers_.size();
         const bool last = --layers_[begin].unanswered == 0;
-        // Before the answer counts: who waits for it may begin the next step.
-        if (last && options_.calls == Calls::kChain && end < layers_.size()) Send(step, end, end + 1);
         for (size_t i = begin; i < end; ++i) layers_[i].arrival.Answered(status);
+        if (more && last) Send(step, end, end + 1);
       });
     }
   }
@@ -142,8 +146,7 @@ class LookupFetch : public StepFetch {
   client::Client& client_;
   const WireFetchOptions options_;
   std::deque<Layer> layers_;  // a deque, since an Arrival stays where it is
-  absl::Duration sent_;
-  bool failed_ = false;  // something of this step
+  bool failed_ = false;       // something of this step
   FetchTotals totals_;
 };
 

@@ -1,6 +1,7 @@
 // How a worker gets what its engram layers need: asked for at the top of a step, and again as each layer is reached.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,9 +16,17 @@
 
 namespace engram::bench {
 
+// From when something was sent for to when it was there (clock.h); empty: nothing was.
+struct FetchSpan {
+  absl::Duration begin, end;
+  absl::Duration length() const { return end - begin; }
+};
+
 struct LayerArrival {
-  absl::Duration ready;    // when the last of it was there (clock.h); may lie behind us
-  absl::Duration latency;  // what it took, ahead of the layer or not
+  FetchSpan ahead;  // of what could be sent before the layer was reached, and counts with no other layer
+  FetchSpan then;   // of what could not
+  absl::Duration ready() const { return std::max(ahead.end, then.end); }  // may lie behind us
+  absl::Duration latency() const { return ahead.length() + then.length(); }
 };
 
 struct FetchTotals {

@@ -19,6 +19,17 @@ uint64_t Mixed(uint64_t value) {
   return value ^ (value >> 31);
 }
 
+// How long something of a step was on its way: what spans have in common counts once.
+absl::Duration FetchedTime(std::vector<FetchSpan> spans) {
+  std::sort(spans.begin(), spans.end(), [](const FetchSpan& a, const FetchSpan& b) { return a.begin < b.begin; });
+  absl::Duration total, covered;
+  for (const FetchSpan& span : spans) {
+    total += std::max(absl::ZeroDuration(), span.end - std::max(span.begin, covered));
+    covered = std::max(covered, span.end);
+  }
+  return total;
+}
+
 // The run's moments, the same for all workers.
 struct RunTimes {
   absl::Duration begin, measure, end;
@@ -70,29 +81,29 @@ class Worker {
     schedule_.Begin(start);
     const absl::Duration late = ClockNow() - start;
     fetch_->Begin(step);
-    absl::Duration latency;
+    std::vector<FetchSpan> fetched;
     for (size_t layer = 0; layer < schedule_.layers(); ++layer) {
       SleepUntil(schedule_.ReachedAt(layer));
       const LayerArrival arrival = fetch_->Await(layer);
-      const absl::Duration wait = schedule_.Arrived(layer, arrival.ready);
-      latency += arrival.latency;
+      const absl::Duration wait = schedule_.Arrived(layer, arrival.ready());
+      fetched.insert(fetched.end(), {arrival.ahead, arrival.then});
       if (!counts) continue;
       figures_.waits[layer].Add(wait);
-      figures_.fetches[layer].Add(arrival.latency);
+      figures_.fetches[layer].Add(arrival.latency());
     }
     const FetchTotals totals = fetch_->TakeTotals();
-    if (counts) Count(step, late, latency, totals);
+    if (counts) Count(step, late, FetchedTime(std::move(fetched)), totals);
     return population_.Next();
   }
 
-  void Count(const PlannedStep& step, absl::Duration late, absl::Duration latency, const FetchTotals& totals) {
+  void Count(const PlannedStep& step, absl::Duration late, absl::Duration fetched, const FetchTotals& totals) {
     figures_.steps += 1;
     figures_.tokens += step.tokens;
     figures_.prefill_tokens += step.prefill_tokens;
     figures_.emitted += step.emitted;
     figures_.arrived += step.arrived;
     figures_.realised += schedule_.end() - schedule_.start();
-    figures_.latency += latency;
+    figures_.fetched += fetched;
     figures_.exposed += schedule_.exposed();
     figures_.totals.Add(totals);
     figures_.late.Add(late);
@@ -115,7 +126,7 @@ void PlayFigures::Merge(const PlayFigures& other) {
   emitted += other.emitted;
   arrived += other.arrived;
   realised += other.realised;
-  latency += other.latency;
+  fetched += other.fetched;
   exposed += other.exposed;
   if (waits.size() < other.waits.size()) waits.resize(other.waits.size());
   if (fetches.size() < other.fetches.size()) fetches.resize(other.fetches.size());
@@ -132,7 +143,7 @@ double PlayFigures::slowdown(absl::Duration step) const {
 
 double PlayFigures::hidden() const {
   // A wait may be longer than what it waited for: a worker's thread that wakes up late sends late.
-  return latency <= absl::ZeroDuration() ? 1 : std::max(0.0, 1 - absl::FDivDuration(exposed, latency));
+  return fetched <= absl::ZeroDuration() ? 1 : std::max(0.0, 1 - absl::FDivDuration(exposed, fetched));
 }
 
 absl::StatusOr<PlayFigures> Play(const PlayOptions& options, const FetchMaker& make,

@@ -35,8 +35,8 @@ struct PlayFigures {
   int64_t emitted = 0;                    // tokens that users got
   int64_t arrived = 0;                    // sequences
   absl::Duration realised;                // sum of the steps' lengths
-  absl::Duration latency;                 // sum over layers and steps: what fetching took
-  absl::Duration exposed;                 // of it, what was waited for
+  absl::Duration fetched;                 // sum over steps: time in which something was on its way
+  absl::Duration exposed;                 // likewise: time that was waited
   std::vector<LatencyHistogram> waits;    // per layer: exposed
   std::vector<LatencyHistogram> fetches;  // per layer: latency
   LatencyHistogram late;                  // how long after a step's begin its thread came to send
@@ -46,7 +46,7 @@ struct PlayFigures {
   void Merge(const PlayFigures& other);
 
   double slowdown(absl::Duration step) const;  // mean length / step - 1
-  double hidden() const;                       // 1 - exposed / latency, at least 0
+  double hidden() const;                       // 1 - exposed / fetched, at least 0
 };
 
 // Plays them to the end. `measuring` is called as the measured time begins, `measured` as it ends, on this thread:

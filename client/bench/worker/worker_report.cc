@@ -119,7 +119,7 @@ nlohmann::ordered_json RunJson(const WorkerReport& report, const WorkerRun& run)
 absl::string_view BoundOf(const WorkerRun& run, absl::Duration step) {
   const double stretched = 1 + run.figures.slowdown(step);  // a step's length, in lengths that it should have
   const double engine = run.engine_busy.value_or(0);
-  if (engine >= kBusy || engine * stretched >= 1) return "server-bound";
+  if (engine >= kBusy || (engine >= 0.5 && engine * stretched >= 1)) return "server-bound";
   if (run.machine_busy.value_or(0) >= kBusy) return "machine-bound";
   if (!run.local && !run.engine_busy.has_value() && 1 / stretched < kBusy) return "saturated";
   return "";

@@ -22,8 +22,9 @@ struct WorkerRun {
 };
 
 // What holds the workers up:
-// - "server-bound": the server's engine computed for 0.9 of the time or more; or what it computed for a step of every
-//   worker takes longer than a step, so that no network and no waiting could let them run at their pace;
+// - "server-bound": the server's engine computed for 0.9 of the time or more; or for half of it or more, and what it
+//   computed for a step of every worker takes longer than a step, so that no faster network could let them run at their
+//   pace;
 // - "machine-bound": neither is known, and this machine's processors were busy for 0.9 of the time or more;
 // - "saturated": nothing is known of the engine, and fewer than 0.9 of the tokens that the steps offer were served;
 // - "": none of these.

@@ -22,7 +22,7 @@ WorkerRun SlowRun() {
   run.figures.emitted = 240;
   run.figures.realised = absl::Milliseconds(1200);
   run.figures.exposed = absl::Milliseconds(200);
-  run.figures.latency = absl::Milliseconds(500);
+  run.figures.fetched = absl::Milliseconds(500);
   run.figures.waits.resize(2);
   run.figures.fetches.resize(2);
   for (int i = 0; i < 100; ++i) run.figures.waits[0].Add(absl::Milliseconds(2));
@@ -45,13 +45,20 @@ TEST(PlayFigures, SlowdownAndWhatWasHidden) {
 
 TEST(BoundOf, FollowsTheEvidence) {
   WorkerRun run = SlowRun();
-  run.engine_busy = 0.5;
+  run.engine_busy = 0.5;  // 6 of a step's 10 ms
   EXPECT_EQ(BoundOf(run, kStep), "");
   run.engine_busy = 0.92;
   EXPECT_EQ(BoundOf(run, kStep), "server-bound");
   // 0.85 of a time 1.2 times as long as it should be: more than there would be.
   run.engine_busy = 0.85;
   EXPECT_EQ(BoundOf(run, kStep), "server-bound");
+  // Much longer steps than its computing explains: something else holds them up.
+  WorkerRun starved = run;
+  starved.figures.realised *= 10;
+  starved.engine_busy = 0.4;
+  EXPECT_EQ(BoundOf(starved, kStep), "");
+  starved.engine_busy = 0.6;
+  EXPECT_EQ(BoundOf(starved, kStep), "server-bound");
   run.engine_busy = 0.5;
   run.machine_busy = 0.95;
   EXPECT_EQ(BoundOf(run, kStep), "machine-bound");
