@@ -16,6 +16,7 @@
 #include "server/engine/engine.h"
 #include "server/engine/probe.h"
 #include "server/engine/prober.h"
+#include "server/engine/staging.h"
 #include "server/engine/ticket_store.h"
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
@@ -102,6 +103,7 @@ class RunningServer final : public Server {
         tickets_({.epoch = epoch_,
                   .memory_bytes = options.prepare_memory_bytes,
                   .ttl = absl::Milliseconds(options.ticket_ttl_ms)}),
+        staging_(options.max_queue_bytes + options.prepare_memory_bytes),
         engine_(model_, std::move(backend), ShapeOf(*model_), EngineOptions{options.max_batch_tokens}, metrics_),
         service_({.model = model_,
                   .shape = ShapeOf(*model_),
@@ -112,6 +114,7 @@ class RunningServer final : public Server {
                   .sessions = sessions_,
                   .tickets = tickets_,
                   .engine = engine_,
+                  .staging = staging_,
                   .metrics = metrics_}) {
     metrics_.SetModel(DigestHex(model_->hash_digest()), DigestHex(model_->config_digest()), ContentHex(*model_),
                       engine_.backend().name(), kernels::FindCpuTwin(options.cpu_isa)->instructions,
@@ -202,6 +205,8 @@ class RunningServer final : public Server {
     metrics_.SetQueueTokens(budget_.taken().tokens);
     const SessionStats stats = sessions_.stats();
     const TicketStats tickets = tickets_.stats();
+    const StagingStats staging = staging_.stats();
+    metrics_.SetStaging(staging.in_use_bytes, staging.idle_bytes);
     metrics_.SetTickets(tickets.tickets, tickets.bytes);
     metrics_.SetSessions(stats.sessions, stats.bytes, stats.evicted_idle, stats.evicted_memory);
   }
@@ -214,6 +219,7 @@ class RunningServer final : public Server {
   Budget budget_;
   SessionTable sessions_;
   TicketStore tickets_;
+  StagingPool staging_;
   Engine engine_;
   EngramService service_;
   std::unique_ptr<MetricsEndpoint> metrics_endpoint_;

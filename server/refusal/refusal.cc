@@ -32,6 +32,7 @@ constexpr std::array kReasons = {
     ReasonRow{Reason::kEmptyCall, "EMPTY_CALL", absl::StatusCode::kInvalidArgument},
     ReasonRow{Reason::kDtype, "DTYPE", absl::StatusCode::kInvalidArgument},
     ReasonRow{Reason::kForm, "FORM", absl::StatusCode::kInvalidArgument},
+    ReasonRow{Reason::kMalformed, "MALFORMED", absl::StatusCode::kInvalidArgument},
     ReasonRow{Reason::kPositionGap, "POSITION_GAP", absl::StatusCode::kFailedPrecondition},
     ReasonRow{Reason::kStaleStep, "STALE_STEP", absl::StatusCode::kFailedPrecondition},
     ReasonRow{Reason::kDigestMismatch, "DIGEST_MISMATCH", absl::StatusCode::kFailedPrecondition},

@@ -29,6 +29,7 @@ enum class Reason {
   kEmptyCall,
   kDtype,
   kForm,
+  kMalformed,
   // FAILED_PRECONDITION
   kPositionGap,
   kStaleStep,

@@ -62,24 +62,14 @@ struct DecodeContext {
   absl::string_view principal;
 };
 
-// Refusals: every reason of docs/api.md that can be told without history; all offenders are listed.
-absl::StatusOr<StepCall> DecodeApply(const v1::ApplyRequest& request, const DecodeContext& context);
+// `highway_bytes`: of each of the request's layers, whose tensors stand elsewhere. Refusals: every reason of
+// docs/api.md that can be told without history; all offenders are listed.
+absl::StatusOr<StepCall> DecodeApply(const v1::ApplyRequest& request, const std::vector<int64_t>& highway_bytes,
+                                     const DecodeContext& context);
 absl::StatusOr<StepCall> DecodePrepare(const v1::PrepareRequest& request, const DecodeContext& context);
 absl::StatusOr<StepCall> DecodeLookup(const v1::LookupRequest& request, const DecodeContext& context);
 
-// The highways of an ApplyRequest, by layer; null where the form reads none.
-std::vector<const void*> HighwaysOf(const v1::ApplyRequest& request, const StepCall& call);
-
 // Memory that a Prepare's result takes.
 int64_t PreparedBytes(const StepCall& call, const StepShape& shape);
-
-// Sizes one layer's payloads in `output` and returns where the engine reads and writes; valid as long as neither moves.
-// A Prepare's kv has no place yet.
-CallLayer LayOut(const StepCall& call, int layer_index, const EngramModel& model, const StepShape& shape,
-                 const void* highway, v1::LayerOutput& output);
-
-// Takes the tokens of refused sequences out of a layer's payloads.
-void DropRefused(const StepCall& call, const std::vector<CallSequence>& sequences, const StepShape& shape,
-                 v1::LayerOutput& output);
 
 }  // namespace engram
