@@ -78,6 +78,15 @@ void Declare(CLI::App& app, ServerOptions& o) {
       ->check(CLI::Range(int64_t{4096}, kMostMessageBytes))
       ->type_name("BYTES");
 
+  Flag(app, "--max-connection-age-secs", o.max_connection_age_secs,
+       "Close connections older than that, so that clients spread over new servers; 0: never", net)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 21))
+      ->type_name("SECONDS");
+  Flag(app, "--max-connection-age-grace-secs", o.max_connection_age_grace_secs,
+       "What is under way on such a connection may take this long", net)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 21))
+      ->type_name("SECONDS");
+
   const std::string queue = "Queue";
   Flag(app, "--max-queue-tokens", o.max_queue_tokens, "Tokens admitted and not yet answered", queue)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))

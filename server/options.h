@@ -27,6 +27,8 @@ struct ServerOptions {
   int64_t max_queue_tokens = 65536;
   int64_t max_queue_bytes = int64_t{1} << 30;
   int64_t max_message_bytes = int64_t{64} << 20;
+  int64_t max_connection_age_secs = 3600;  // 0: never
+  int64_t max_connection_age_grace_secs = 60;
 
   int64_t session_ttl_secs = 600;
   int64_t session_memory_bytes = int64_t{1} << 30;

@@ -151,7 +151,9 @@ class RunningServer final : public Server {
         Listeners::Start({.addresses = options_.listen,
                           .insecure = options_.insecure,
                           .max_message_bytes = options_.max_message_bytes,
-                          .max_arriving_bytes = options_.max_queue_bytes},
+                          .max_arriving_bytes = options_.max_queue_bytes,
+                          .max_connection_age = absl::Seconds(options_.max_connection_age_secs),
+                          .max_connection_age_grace = absl::Seconds(options_.max_connection_age_grace_secs)},
                          service_);
     if (!listeners.ok()) return listeners.status();
     listeners_ = *std::move(listeners);
