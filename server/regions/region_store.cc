@@ -82,6 +82,7 @@ absl::StatusOr<ClaimedRegion> RegionStore::Claim(absl::string_view token) {
 
 absl::StatusOr<std::shared_ptr<Region>> RegionStore::Find(absl::string_view principal, absl::string_view id) const {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (id.size() != kRegionIdBytes) return RefuseRegion();  // before a long one is hashed
   const auto found = regions_.find(id);
   if (found == regions_.end() || found->second.principal != principal) return RefuseRegion();
   return found->second.region;
