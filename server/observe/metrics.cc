@@ -85,6 +85,16 @@ struct Metrics::Series {
       BuildGauge().Name("engram_tickets").Help("Prepared results kept.").Register(*registry).Add({});
   prometheus::Gauge& prepare_bytes =
       BuildGauge().Name("engram_prepare_bytes").Help("Memory of the prepared results.").Register(*registry).Add({});
+  prometheus::Gauge& regions = BuildGauge()
+                                   .Name("engram_shm_regions")
+                                   .Help("Regions of memory shared with workers.")
+                                   .Register(*registry)
+                                   .Add({});
+  prometheus::Gauge& region_bytes = BuildGauge()
+                                        .Name("engram_shm_bytes")
+                                        .Help("Their memory, and that of ended ones that calls still use.")
+                                        .Register(*registry)
+                                        .Add({});
   prometheus::Counter& probes =
       BuildCounter().Name("engram_probes_total").Help("Golden-row probes run.").Register(*registry).Add({});
   prometheus::Counter& probe_failures = BuildCounter()
@@ -149,6 +159,11 @@ void Metrics::SetSessions(int64_t sessions, int64_t bytes, int64_t evicted_idle,
 void Metrics::SetTickets(int64_t tickets, int64_t bytes) {
   series_->tickets.Set(static_cast<double>(tickets));
   series_->prepare_bytes.Set(static_cast<double>(bytes));
+}
+
+void Metrics::SetRegions(int64_t regions, int64_t bytes) {
+  series_->regions.Set(static_cast<double>(regions));
+  series_->region_bytes.Set(static_cast<double>(bytes));
 }
 
 void Metrics::ProbeRan(bool passed) {
