@@ -121,7 +121,9 @@ class RunningServer final : public Server {
                   .sessions = sessions_,
                   .tickets = tickets_,
                   .engine = engine_,
-                  .metrics = metrics_}) {
+                  .metrics = metrics_,
+                  .regions = SharesMemory(options) ? &regions_ : nullptr,
+                  .region_socket = ShmPath(options)}) {
     metrics_.SetModel(DigestHex(model_->hash_digest()), DigestHex(model_->config_digest()), ContentHex(*model_),
                       engine_.backend().name(), kernels::FindCpuTwin(options.cpu_isa)->instructions,
                       engine_.backend().numerics_id());

@@ -149,4 +149,9 @@ absl::Status RefuseRegion() {
                  "open one"});
 }
 
+absl::Status RefuseRegions() {
+  return Refuse({Reason::kRegionsOff, "region", "", "a server with --shm-listen",
+                 "this server shares no memory: it was started without --shm-listen"});
+}
+
 }  // namespace engram

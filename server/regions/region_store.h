@@ -56,6 +56,9 @@ struct RegionStats {
 // REGION: the one answer for regions that are unknown, gone or another principal's, and where there are none at all.
 absl::Status RefuseRegion();
 
+// REGIONS_OFF: this server shares no memory with anyone.
+absl::Status RefuseRegions();
+
 // Thread-safe.
 class RegionStore {
  public:

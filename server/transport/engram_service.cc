@@ -17,6 +17,18 @@ void Conclude(StepReply& reply, v1::PrepareResponse& response) {
   if (!reply.call.return_values) response.clear_layers();
 }
 
+absl::Status GrantRegion(const Core& core, const v1::OpenRegionRequest& request, v1::OpenRegionResponse& response) {
+  if (core.regions == nullptr) return RefuseRegions();
+  absl::StatusOr<RegionGrant> grant = core.regions->Reserve(core.principal, request.bytes());
+  if (!grant.ok()) return grant.status();
+  response.set_token(grant->token);
+  response.set_region(grant->id);
+  response.set_socket(core.region_socket);
+  response.set_bytes(grant->bytes);
+  response.set_server_epoch(core.identity.epoch);
+  return absl::OkStatus();
+}
+
 template <typename Response>
 void Conclude(StepReply& reply, Response& response) {
   for (const absl::Status& status : reply.statuses) AddSequenceStatus(status, *response.add_sequences());
@@ -110,6 +122,15 @@ grpc::ServerUnaryReactor* EngramService::CloseSessions(grpc::CallbackServerConte
                      response->set_closed(closed);
                      call->End(status, static_cast<int64_t>(response->ByteSizeLong()));
                    });
+  return call;
+}
+
+grpc::ServerUnaryReactor* EngramService::OpenRegion(grpc::CallbackServerContext* context,
+                                                    const v1::OpenRegionRequest* request,
+                                                    v1::OpenRegionResponse* response) {
+  UnaryCall* call = NewCall("OpenRegion", context, *request);
+  const absl::Status status = GrantRegion(core_, *request, *response);
+  call->End(status, static_cast<int64_t>(response->ByteSizeLong()));
   return call;
 }
 

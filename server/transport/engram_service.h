@@ -29,6 +29,8 @@ class EngramService final : public v1::EngramService::CallbackService {
                                     v1::ReleaseResponse* response) override;
   grpc::ServerUnaryReactor* CloseSessions(grpc::CallbackServerContext* context, const v1::CloseSessionsRequest* request,
                                           v1::CloseSessionsResponse* response) override;
+  grpc::ServerUnaryReactor* OpenRegion(grpc::CallbackServerContext* context, const v1::OpenRegionRequest* request,
+                                       v1::OpenRegionResponse* response) override;
   grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamResponse>* Stream(grpc::CallbackServerContext* context) override;
 
   // Replies carry the trailer `engram-draining` from now on.

@@ -40,7 +40,8 @@ class StepDecoder {
     std::vector<int32_t> ids;
     for (const v1::LayerInput& layer : request.layers()) ids.push_back(layer.layer_id());
     Layers(ids, "layers", ".layer_id");
-    for (int i = 0; i < request.layers_size(); ++i) {
+    InRegion(request);
+    for (int i = 0; request.region().empty() && i < request.layers_size(); ++i) {
       Highway(absl::StrCat("layers[", i, "].highway"), request.layers(i).highway());
     }
     Prioritise(request.priority());
@@ -286,6 +287,12 @@ class StepDecoder {
               : absl::StrCat("FORM_KV takes no highway, got ", given, " bytes"));
   }
 
+  void InRegion(const v1::ApplyRequest& request) {
+    const RegionContext region{context_.regions, context_.principal, call_.form, call_.highway_type,
+                               call_.tokens * HighwayBytes(context_.shape, call_.highway_type)};
+    call_.in_region = ResolveRegion(request.region(), request.layers(), region, refusals_);
+  }
+
   void RowIds(const v1::LookupRequest& request) {
     call_.source = StepCall::Source::kRowIds;
     if (!request.sequences().empty()) {
@@ -337,6 +344,8 @@ class StepDecoder {
     const int64_t value = shape.dim * static_cast<int64_t>(sizeof(kernels::Bf16));
     const int64_t gates = shape.copies * static_cast<int64_t>(sizeof(float));
     switch (call_.form) {
+      case Form::kHighway:
+        return call_.in_region.region != nullptr ? 0 : HighwayBytes(shape, call_.highway_type);
       case Form::kUpdate:
         return gates + value;
       case Form::kGate:
@@ -409,8 +418,9 @@ int64_t PreparedBytes(const StepCall& call, const StepShape& shape) {
   return call.tokens * (kv + ids);
 }
 
-CallLayer LayOut(const StepCall& call, int layer_index, const EngramModel& model, const StepShape& shape,
+CallLayer LayOut(const StepCall& call, size_t index, const EngramModel& model, const StepShape& shape,
                  const void* highway, v1::LayerOutput& output) {
+  const int layer_index = call.layers[index];
   output.set_layer_id(static_cast<int32_t>(model.layers()[static_cast<size_t>(layer_index)].layer_id));
   const auto tokens = static_cast<size_t>(call.tokens);
   CallLayer layer{.layer = layer_index, .highway = highway, .out = nullptr, .gates = nullptr, .value = nullptr};
@@ -426,9 +436,14 @@ CallLayer LayOut(const StepCall& call, int layer_index, const EngramModel& model
     output.mutable_value()->resize(tokens * static_cast<size_t>(shape.dim) * sizeof(kernels::Bf16));
     layer.value = reinterpret_cast<kernels::Bf16*>(output.mutable_value()->data());
   };
+  const bool in_region = call.in_region.region != nullptr;
+  if (in_region) {
+    layer.highway = call.in_region.layers[index].highway;
+    layer.out = call.in_region.layers[index].out;
+  }
   switch (call.form) {
     case Form::kHighway:
-      layer.out = whole(output.mutable_highway());
+      if (!in_region) layer.out = whole(output.mutable_highway());
       break;
     case Form::kKv:
       layer.out = whole(output.mutable_kv());

@@ -112,8 +112,7 @@ std::vector<std::string> SessionKeys(const Core& core, const StepCall& step) {
 void LayOutAll(const Core& core, StepReply& reply, Call& call) {
   for (size_t i = 0; i < reply.call.layers.size(); ++i) {
     const void* highway = reply.highways.empty() ? nullptr : reply.highways[i];
-    call.layers.push_back(
-        LayOut(reply.call, reply.call.layers[i], *core.model, core.shape, highway, *reply.outputs[i]));
+    call.layers.push_back(LayOut(reply.call, i, *core.model, core.shape, highway, *reply.outputs[i]));
   }
 }
 

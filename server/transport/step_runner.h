@@ -17,6 +17,7 @@
 #include "server/engine/ticket_store.h"
 #include "server/model/engram_model.h"
 #include "server/observe/metrics.h"
+#include "server/regions/region_store.h"
 #include "server/session/session_table.h"
 #include "server/transport/describe_model.h"
 #include "server/transport/step_call.h"
@@ -34,11 +35,13 @@ struct Core {
   TicketStore& tickets;
   Engine& engine;
   Metrics& metrics;
+  RegionStore* regions = nullptr;  // null: no memory is shared
+  std::string region_socket = {};  // the path where regions are claimed
 
   // Everyone, as long as no listener asks for credentials.
   std::string principal = "anonymous";
 
-  DecodeContext decode_context() const { return {*model, shape, limits, tickets, principal}; }
+  DecodeContext decode_context() const { return {*model, shape, limits, tickets, principal, regions}; }
 };
 
 // Where a call's results go. Outputs live in the holder; the runner fills them.

@@ -163,7 +163,7 @@ TEST_F(StepDecoderTest, MutatedRequestsAreDecodedOrRefusedWithAReason) {
     const absl::StatusOr<StepCall> call = DecodeApply(mutated, context());
     if (call.ok()) {
       ++decoded;
-      for (const int index : call->layers) {
+      for (size_t index = 0; index < call->layers.size(); ++index) {
         v1::LayerOutput output;
         const CallLayer out = LayOut(*call, index, model(), shape_, nullptr, output);
         ASSERT_TRUE(out.out != nullptr || out.gates != nullptr);
