@@ -124,6 +124,7 @@ int main(int argc, char** argv) {
   if (const std::string http = (*server)->http_address(); !http.empty()) {
     std::printf("metrics on http://%s/metrics\n", http.c_str());
   }
+  if (const std::string shm = (*server)->shm_address(); !shm.empty()) std::printf("shared memory on %s\n", shm.c_str());
   std::puts("ready");
   std::fflush(stdout);
 

@@ -17,6 +17,8 @@ struct ServerOptions {
   std::vector<std::string> listen = {"127.0.0.1:8001"};
   std::string http_listen = "127.0.0.1:8002";  // "off": none
   bool insecure = false;
+  std::string shm_listen = "off";  // or "unix:/path": shared memory for workers on this host
+  int64_t shm_memory_bytes = int64_t{1} << 30;
 
   std::string backend = "auto";
   Residency residency = Residency::kRam;

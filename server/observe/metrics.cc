@@ -93,6 +93,16 @@ struct Metrics::Series {
           .Register(*registry);
   prometheus::Gauge& staging_in_use = staging.Add({{"state", "in_use"}});
   prometheus::Gauge& staging_idle = staging.Add({{"state", "idle"}});
+  prometheus::Gauge& regions = BuildGauge()
+                                   .Name("engram_shm_regions")
+                                   .Help("Regions of memory shared with workers.")
+                                   .Register(*registry)
+                                   .Add({});
+  prometheus::Gauge& region_bytes = BuildGauge()
+                                        .Name("engram_shm_bytes")
+                                        .Help("Their memory, and that of ended ones that calls still use.")
+                                        .Register(*registry)
+                                        .Add({});
   prometheus::Counter& probes =
       BuildCounter().Name("engram_probes_total").Help("Golden-row probes run.").Register(*registry).Add({});
   prometheus::Counter& probe_failures = BuildCounter()
@@ -162,6 +172,11 @@ void Metrics::SetTickets(int64_t tickets, int64_t bytes) {
 void Metrics::SetStaging(int64_t in_use_bytes, int64_t idle_bytes) {
   series_->staging_in_use.Set(static_cast<double>(in_use_bytes));
   series_->staging_idle.Set(static_cast<double>(idle_bytes));
+}
+
+void Metrics::SetRegions(int64_t regions, int64_t bytes) {
+  series_->regions.Set(static_cast<double>(regions));
+  series_->region_bytes.Set(static_cast<double>(bytes));
 }
 
 void Metrics::ProbeRan(bool passed) {

@@ -25,6 +25,18 @@ absl::StatusOr<StepCall> Read(ArrivedMessage& message, int64_t most_elements, De
   return decode(small);
 }
 
+absl::Status GrantRegion(const Core& core, const v1::OpenRegionRequest& request, v1::OpenRegionResponse& response) {
+  if (core.regions == nullptr) return RefuseRegions();
+  absl::StatusOr<RegionGrant> grant = core.regions->Reserve(core.principal, request.bytes());
+  if (!grant.ok()) return grant.status();
+  response.set_token(grant->token);
+  response.set_region(grant->id);
+  response.set_socket(core.region_socket);
+  response.set_bytes(grant->bytes);
+  response.set_server_epoch(core.identity.epoch);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 EngramService::EngramService(Core core)
@@ -145,6 +157,18 @@ grpc::ServerUnaryReactor* EngramService::CloseSessions(grpc::CallbackServerConte
                      *response = Whole(answer);
                      call->End(status, static_cast<int64_t>(response->Length()));
                    });
+  return call;
+}
+
+grpc::ServerUnaryReactor* EngramService::OpenRegion(grpc::CallbackServerContext* context,
+                                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  UnaryCall* call = NewCall("OpenRegion", context, request);
+  v1::OpenRegionRequest small;
+  v1::OpenRegionResponse grant;
+  absl::Status status = ArrivedMessage(*request).Parse(core_.limits.max_call_tokens, small);
+  if (status.ok()) status = GrantRegion(core_, small, grant);
+  if (status.ok()) *response = Whole(grant);
+  call->End(status, static_cast<int64_t>(response->Length()));
   return call;
 }
 

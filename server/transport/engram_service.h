@@ -14,11 +14,11 @@
 namespace engram {
 
 // Every method gets the message's bytes and parses them here (arrived_message.h).
-using RawEngramService =
-    v1::EngramService::WithRawCallbackMethod_Apply<v1::EngramService::WithRawCallbackMethod_Prepare<
-        v1::EngramService::WithRawCallbackMethod_Lookup<v1::EngramService::WithRawCallbackMethod_Stream<
-            v1::EngramService::WithRawCallbackMethod_Release<v1::EngramService::WithRawCallbackMethod_CloseSessions<
-                v1::EngramService::WithRawCallbackMethod_GetModel<v1::EngramService::Service>>>>>>>;
+using RawEngramService = v1::EngramService::WithRawCallbackMethod_Apply<
+    v1::EngramService::WithRawCallbackMethod_Prepare<v1::EngramService::WithRawCallbackMethod_Lookup<
+        v1::EngramService::WithRawCallbackMethod_Stream<v1::EngramService::WithRawCallbackMethod_Release<
+            v1::EngramService::WithRawCallbackMethod_CloseSessions<v1::EngramService::WithRawCallbackMethod_OpenRegion<
+                v1::EngramService::WithRawCallbackMethod_GetModel<v1::EngramService::Service>>>>>>>>;
 
 class EngramService final : public RawEngramService {
  public:
@@ -36,6 +36,8 @@ class EngramService final : public RawEngramService {
                                     grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* CloseSessions(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                           grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* OpenRegion(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override;
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Stream(grpc::CallbackServerContext* context) override;
 
   // Replies carry the trailer `engram-draining` from now on.

@@ -13,6 +13,7 @@
 #include "server/engine/ticket_store.h"
 #include "server/model/engram_model.h"
 #include "server/session/session_table.h"
+#include "server/transport/region_spans.h"
 
 namespace engram {
 
@@ -48,6 +49,8 @@ struct StepCall {
   int64_t prepared_first = 0;
   std::vector<int64_t> row_ids;  // kRowIds: [T][layers][columns]
 
+  RegionHighways in_region;  // of an Apply with a region
+
   bool return_values = false;  // of a Prepare
   int64_t request_bytes = 0;   // of payload
   int64_t reply_bytes = 0;     // of payload
@@ -60,6 +63,7 @@ struct DecodeContext {
   const CallLimits& limits;
   const TicketStore& tickets;
   absl::string_view principal;
+  const RegionStore* regions = nullptr;  // null: no memory is shared
 };
 
 // `highway_bytes`: of each of the request's layers, whose tensors stand elsewhere. Refusals: every reason of

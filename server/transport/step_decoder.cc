@@ -40,7 +40,8 @@ class StepDecoder {
     std::vector<int32_t> ids;
     for (const v1::LayerInput& layer : request.layers()) ids.push_back(layer.layer_id());
     Layers(ids, "layers", ".layer_id");
-    for (int i = 0; i < request.layers_size(); ++i) {
+    InRegion(request, highway_bytes);
+    for (int i = 0; request.region().empty() && i < request.layers_size(); ++i) {
       Highway(absl::StrCat("layers[", i, "].highway"), highway_bytes[static_cast<size_t>(i)]);
     }
     Prioritise(request.priority());
@@ -285,6 +286,12 @@ class StepDecoder {
               : absl::StrCat("FORM_KV takes no highway, got ", given, " bytes"));
   }
 
+  void InRegion(const v1::ApplyRequest& request, const std::vector<int64_t>& highway_bytes) {
+    const RegionContext region{context_.regions, context_.principal, call_.form, call_.highway_type,
+                               call_.tokens * HighwayBytes(context_.shape, call_.highway_type)};
+    call_.in_region = ResolveRegion(request.region(), request.layers(), highway_bytes, region, refusals_);
+  }
+
   void RowIds(const v1::LookupRequest& request) {
     call_.source = StepCall::Source::kRowIds;
     if (!request.sequences().empty()) {
@@ -336,6 +343,8 @@ class StepDecoder {
     const int64_t value = shape.dim * static_cast<int64_t>(sizeof(kernels::Bf16));
     const int64_t gates = shape.copies * static_cast<int64_t>(sizeof(float));
     switch (call_.form) {
+      case Form::kHighway:
+        return call_.in_region.region != nullptr ? 0 : HighwayBytes(shape, call_.highway_type);
       case Form::kUpdate:
         return gates + value;
       case Form::kGate:

@@ -47,9 +47,9 @@ void Compact(const std::vector<CallSequence>& sequences, int64_t per_token, Payl
 
 }  // namespace
 
-absl::StatusOr<CallLayer> LayOut(const StepCall& call, int layer_index, const EngramModel& model,
-                                 const StepShape& shape, StagingPool& staging, const StagingMemory& highway,
-                                 LayerResult& result) {
+absl::StatusOr<CallLayer> LayOut(const StepCall& call, size_t index, const EngramModel& model, const StepShape& shape,
+                                 StagingPool& staging, const StagingMemory& highway, LayerResult& result) {
+  const int layer_index = call.layers[index];
   result.layer_id = static_cast<int32_t>(model.layers()[static_cast<size_t>(layer_index)].layer_id);
   CallLayer layer{.layer = layer_index, .highway = highway.get(), .out = nullptr, .gates = nullptr, .value = nullptr};
   bool short_of_memory = false;
@@ -71,8 +71,14 @@ absl::StatusOr<CallLayer> LayOut(const StepCall& call, int layer_index, const En
     const int64_t bytes = shape.dim * static_cast<int64_t>(sizeof(kernels::Bf16));
     layer.value = reinterpret_cast<kernels::Bf16*>(take(result.value, bytes));
   };
+  const bool in_region = call.in_region.region != nullptr;
+  if (in_region) {
+    layer.highway = call.in_region.layers[index].highway;
+    layer.out = call.in_region.layers[index].out;
+  }
   switch (call.form) {
     case Form::kHighway:
+      if (in_region) break;
       result.out_field = v1::LayerOutput::kHighwayFieldNumber;
       result.out = {highway, call.tokens * HighwayBytes(shape, call.highway_type)};
       layer.out = highway.get();

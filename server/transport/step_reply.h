@@ -44,12 +44,12 @@ struct StepReply {
   std::vector<absl::Status> statuses;   // partial_ok: one per sequence, once committed
 };
 
-// Takes memory for one layer's results, and tells the engine where to read and write. A highway is updated in place:
-// `highway`, which is null where the form reads none, becomes `result.out`. A Prepare's kv has no place yet.
+// Takes memory for the results of layers[index], and tells the engine where to read and write. A highway is updated in
+// place: `highway`, which is null where the form reads none, becomes `result.out`; one in the call's region is read and
+// written there. A Prepare's kv has no place yet.
 // Errors: OutOfMemory().
-absl::StatusOr<CallLayer> LayOut(const StepCall& call, int layer_index, const EngramModel& model,
-                                 const StepShape& shape, StagingPool& staging, const StagingMemory& highway,
-                                 LayerResult& result);
+absl::StatusOr<CallLayer> LayOut(const StepCall& call, size_t index, const EngramModel& model, const StepShape& shape,
+                                 StagingPool& staging, const StagingMemory& highway, LayerResult& result);
 
 // RESOURCE_EXHAUSTED: the system has no memory for so much, whatever the limits allow.
 absl::Status OutOfMemory(int64_t bytes);

@@ -116,7 +116,7 @@ absl::Status LayOutAll(const Core& core, StepReply& reply, Call& call) {
   reply.results.resize(reply.call.layers.size());
   for (size_t i = 0; i < reply.call.layers.size(); ++i) {
     const StagingMemory none;
-    absl::StatusOr<CallLayer> layer = LayOut(reply.call, reply.call.layers[i], *core.model, core.shape, core.staging,
+    absl::StatusOr<CallLayer> layer = LayOut(reply.call, i, *core.model, core.shape, core.staging,
                                              reply.highways.empty() ? none : reply.highways[i], reply.results[i]);
     if (!layer.ok()) return layer.status();
     call.layers.push_back(*layer);
@@ -143,7 +143,7 @@ void Settle(const Core& core, const StepReply& reply, const Call& call, const ab
 }  // namespace
 
 absl::Status StageHighways(const Core& core, const ArrivedMessage& message, StepReply& reply) {
-  if (!ReadsHighway(reply.call.form)) return absl::OkStatus();
+  if (!ReadsHighway(reply.call.form) || reply.call.in_region.region != nullptr) return absl::OkStatus();
   for (size_t i = 0; i < message.highway_bytes().size(); ++i) {
     reply.highways.push_back(core.staging.Take(message.highway_bytes()[i]));
     if (reply.highways.back() == nullptr) return OutOfMemory(message.highway_bytes()[i]);

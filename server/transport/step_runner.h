@@ -18,6 +18,7 @@
 #include "server/engine/ticket_store.h"
 #include "server/model/engram_model.h"
 #include "server/observe/metrics.h"
+#include "server/regions/region_store.h"
 #include "server/session/session_table.h"
 #include "server/transport/arrived_message.h"
 #include "server/transport/describe_model.h"
@@ -38,11 +39,13 @@ struct Core {
   Engine& engine;
   StagingPool& staging;
   Metrics& metrics;
+  RegionStore* regions = nullptr;  // null: no memory is shared
+  std::string region_socket = {};  // the path where regions are claimed
 
   // Everyone, as long as no listener asks for credentials.
   std::string principal = "anonymous";
 
-  DecodeContext decode_context() const { return {*model, shape, limits, tickets, principal}; }
+  DecodeContext decode_context() const { return {*model, shape, limits, tickets, principal, regions}; }
 };
 
 struct StepHooks {

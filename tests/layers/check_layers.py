@@ -31,19 +31,21 @@ MAY_INCLUDE = {
     "kernels": set(),
     "refusal": set(),
     "observe": set(),
+    "regions": {"refusal", "observe"},
     "model": {"kernels", "refusal", "observe"},
     "engine": {"model", "kernels", "refusal", "observe"},
     "session": {"kernels", "refusal", "observe"},
     "admission": {"refusal", "observe"},
-    "transport": {"admission", "session", "engine", "model", "kernels", "refusal", "observe"},
+    "transport": {"admission", "session", "engine", "regions", "model", "kernels", "refusal", "observe"},
     "client": set(),
-    "root": {"transport", "admission", "session", "engine", "model", "kernels", "refusal", "observe"},
+    "root": {"transport", "admission", "session", "engine", "regions", "model", "kernels", "refusal", "observe"},
 }
 
 WHY = {
     "kernels": "kernels work on plain memory and know nothing above them",
     "refusal": "refusal is a leaf: every layer may name a reason, it names no layer",
     "observe": "observe is a leaf: all may write to it, it reads nobody",
+    "regions": "regions hand out bytes of shared memory; what stands in them is not their business",
     "model": "model turns a file into weights; who uses them is not its business",
     "engine": "the engine knows no sessions and no wire: a call brings its commit as a function",
     "session": "session keeps compressed ids and knows no tensors, queue or wire",

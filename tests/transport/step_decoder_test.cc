@@ -174,7 +174,7 @@ TEST_F(StepDecoderTest, MutatedRequestsAreDecodedOrRefusedWithAReason) {
     const absl::StatusOr<StepCall> call = DecodeApply(mutated, HighwayBytesOf(mutated), context());
     if (call.ok()) {
       ++decoded;
-      for (const int index : call->layers) {
+      for (size_t index = 0; index < call->layers.size(); ++index) {
         const StagingMemory highway = ReadsHighway(call->form) ? staging.Take(1) : nullptr;
         LayerResult result;
         const absl::StatusOr<CallLayer> out = LayOut(*call, index, model(), shape_, staging, highway, result);
