@@ -13,9 +13,9 @@ namespace {
 
 using client::Form;
 
-// How far two gates may be apart whose keys are 2 bf16 roundings apart: dot, a mean of products around 1, moves by up to
-// 2^-7; where it is near 0 the gate is 1 / (1 + exp(-sqrt|dot|)) with a sign, whose two sides are then up to
-// 2 * sqrt(2^-7) / 4 = 0.044 apart.
+// How far two gates may be apart whose keys are 2 bf16 roundings apart: dot, a mean of products around 1, moves by up
+// to 2^-7; where it is near 0 the gate is 1 / (1 + exp(-sqrt|dot|)) with a sign, whose two sides are then up to 2 *
+// sqrt(2^-7) / 4 = 0.044 apart.
 constexpr double kGateTolerance = 1.0 / 16;
 
 enum class Element { kByte, kBf16, kF32 };
@@ -62,7 +62,8 @@ class Comparison {
         {"kv", Element::kBf16, &got.kv(), form == Form::kKv ? &expected.out : &none},
         {"gates", Element::kF32, &got.gates(), &expected.gates},
         {"value", Element::kBf16, &got.value(), &expected.value},
-        {"rows", form == Form::kRowsNative ? Element::kByte : Element::kBf16, &got.rows(), rows ? &expected.out : &none},
+        {"rows", form == Form::kRowsNative ? Element::kByte : Element::kBf16, &got.rows(),
+         rows ? &expected.out : &none},
     };
     for (const Tensor& tensor : tensors) {
       if (tensor.got->size() != tensor.expected->size()) {
@@ -88,8 +89,8 @@ class Comparison {
         continue;
       }
       if (exact) return i;
-      const double off =
-          std::abs(ValueAt(tensor.got->data(), tensor.element, i) - ValueAt(tensor.expected->data(), tensor.element, i));
+      const double off = std::abs(ValueAt(tensor.got->data(), tensor.element, i) -
+                                  ValueAt(tensor.expected->data(), tensor.element, i));
       if (!(off <= Tolerance(layer, expected, tensor, i))) return i;  // NaN is wrong too
     }
     return -1;
@@ -131,8 +132,9 @@ class Comparison {
       token -= static_cast<int64_t>(step_.sequences[number++].token_ids.size());
     }
     const StepSequence& sequence = step_.sequences[number];
-    const std::string who = sequence.session.empty() ? absl::StrCat("sequences[", number, "]")
-                                                     : absl::StrCat("session \"", absl::CEscape(sequence.session), "\"");
+    const std::string who = sequence.session.empty()
+                                ? absl::StrCat("sequences[", number, "]")
+                                : absl::StrCat("session \"", absl::CEscape(sequence.session), "\"");
     return absl::StrFormat("%s, position %d, layer %d: %s[%d] of the token is %.9g, expected %.9g", who,
                            sequence.start_pos + token, layer_id, tensor.name, element % elements,
                            ValueAt(tensor.got->data(), tensor.element, element),

@@ -29,8 +29,7 @@ absl::StatusOr<std::unique_ptr<ReplyVerifier>> ReplyVerifier::Make(const std::st
                                                                    const RequestComposer& composer) {
   absl::StatusOr<std::unique_ptr<Recomputer>> recomputer = Recomputer::Load(model_path, served);
   if (!recomputer.ok()) return recomputer.status();
-  return std::unique_ptr<ReplyVerifier>(
-      new ReplyVerifier(*std::move(recomputer), fraction, seed, served, composer));
+  return std::unique_ptr<ReplyVerifier>(new ReplyVerifier(*std::move(recomputer), fraction, seed, served, composer));
 }
 
 ReplyVerifier::ReplyVerifier(std::unique_ptr<Recomputer> recomputer, double fraction, uint64_t seed,
@@ -98,8 +97,7 @@ std::string ReplyVerifier::Check(Waiting& waiting) {
   for (size_t layer = 0; layer < composer_.layer_ids().size(); ++layer) {
     rules.highways.push_back(SendsHighway(waiting.step.form) ? composer_.HighwayOf(waiting.step, layer) : nullptr);
   }
-  const auto expected =
-      recomputer_->Compute(waiting.step, composer_.layer_ids(), composer_.dtype(), rules.highways);
+  const auto expected = recomputer_->Compute(waiting.step, composer_.layer_ids(), composer_.dtype(), rules.highways);
   if (!expected.ok()) return absl::StrCat("cannot be recomputed: ", expected.status().message());
   return FirstMismatch(rules, waiting.step, *expected, reply.layers());
 }

@@ -36,15 +36,13 @@ engram::Form EngineForm(client::Form form) {
   return engram::Form::kGate;
 }
 
-absl::string_view Bytes(const Digest& digest) {
-  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
-}
+absl::string_view Bytes(const Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
 
 absl::Status OtherModel(const std::string& path, absl::string_view which, absl::string_view own,
                         absl::string_view served) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("DIGEST_MISMATCH: --model ", path, " has ", which, " digest ", absl::BytesToHexString(own),
-                   ", the server serves ", absl::BytesToHexString(served), ": another model's replies cannot be verified"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "DIGEST_MISMATCH: --model ", path, " has ", which, " digest ", absl::BytesToHexString(own),
+      ", the server serves ", absl::BytesToHexString(served), ": another model's replies cannot be verified"));
 }
 
 }  // namespace
@@ -77,8 +75,8 @@ absl::StatusOr<std::unique_ptr<Recomputer>> Recomputer::Load(const std::string& 
   if (content.has_value() && !served.content_digest.empty() && Bytes(*content) != served.content_digest) {
     return OtherModel(path, "content", Bytes(*content), served.content_digest);
   }
-  absl::StatusOr<std::unique_ptr<CpuBackend>> backend = CpuBackend::Create(
-      parts->model, kernels::CpuKernels(), {.threads = 1, .max_batch_tokens = kMostBatchTokens});
+  absl::StatusOr<std::unique_ptr<CpuBackend>> backend =
+      CpuBackend::Create(parts->model, kernels::CpuKernels(), {.threads = 1, .max_batch_tokens = kMostBatchTokens});
   if (!backend.ok()) return backend.status();
   parts->backend = *std::move(backend);
   parts->shape = ShapeOf(*parts->model);
