@@ -38,6 +38,8 @@ MAY_INCLUDE = {
     "admission": {"refusal", "observe"},
     "transport": {"admission", "session", "engine", "regions", "model", "kernels", "refusal", "observe"},
     "client": set(),
+    "bench": {"client", "recompute"},
+    "recompute": {"bench", "client", "model", "kernels", "engine", "refusal", "observe"},
     "root": {"transport", "admission", "session", "engine", "regions", "model", "kernels", "refusal", "observe"},
 }
 
@@ -52,6 +54,8 @@ WHY = {
     "admission": "admission counts tokens and bytes and knows no engine, session or wire",
     "transport": "transport decodes, asks the core and encodes; it does not compute",
     "client": "the client library speaks only the wire contract",
+    "bench": "engram-bench is a client of the wire; what it recomputes stands in client/bench/recompute",
+    "recompute": "it computes what a server should answer, without sessions, tickets, batches and wire: it checks those",
 }
 
 # The composition root builds every layer and hands each what it needs.
@@ -62,7 +66,7 @@ MAX_LINES = 600
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 CUDA_CONDITION = re.compile(r"^\s*#\s*(?:if|ifdef|ifndef|elif)\b.*CUDA")
 WIRE = re.compile(r"^(?:grpc|grpcpp|google/protobuf|google/rpc)/|\.pb\.h$")
-WIRE_LAYERS = {"transport", "client", "root"}
+WIRE_LAYERS = {"transport", "client", "bench", "root"}
 # Files, flags, logging, metrics: what a kernel must not reach for.
 FOREIGN_TO_KERNELS = re.compile(
     r"^(?:absl|CLI|prometheus|nlohmann|openssl)/|^(?:fstream|iostream|filesystem|cstdio|stdio\.h|fcntl\.h|sys/mman\.h|sys/stat\.h)$"
@@ -73,6 +77,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}~-])/(?:home|Users|root|work|workspace|bui
 def layer_of(path: str) -> str | None:
     """The layer a repository path belongs to; None outside kernels/, server/ and client/."""
     parts = path.split("/")
+    if parts[:2] == ["client", "bench"]:
+        return "recompute" if parts[2] == "recompute" else "bench"
     if parts[0] in ("kernels", "client"):
         return parts[0]
     if parts[0] != "server":

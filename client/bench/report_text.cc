@@ -1,0 +1,210 @@
+// The report for a terminal.
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "client/bench/report.h"
+
+namespace engram::bench {
+namespace {
+
+constexpr double kBytesPerGb = 1e9;
+
+// Columns as wide as their widest cell, words to the left and figures to the right.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> heads) { rows_.push_back(std::move(heads)); }
+
+  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+
+  std::string Text() const {
+    std::vector<size_t> widths(rows_.front().size(), 0);
+    for (const auto& row : rows_) {
+      for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    }
+    std::string text;
+    for (const auto& row : rows_) {
+      for (size_t i = 0; i < row.size(); ++i) {
+        const std::string pad(widths[i] - row[i].size(), ' ');
+        absl::StrAppend(&text, i == 0 ? "" : "  ", i == 0 ? row[i] + pad : pad + row[i]);
+      }
+      while (!text.empty() && text.back() == ' ') text.pop_back();
+      text += '\n';
+    }
+    return text;
+  }
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+std::string Callers(const Report& report, const Point& point) {
+  if (!report.open_loop) return absl::StrCat(point.concurrency);
+  return point.rate > 0 ? absl::StrFormat("%g/s", point.rate) : "trace";
+}
+
+}  // namespace
+
+std::string PointName(const Report& report, const Point& point) {
+  const std::string tokens = point.tokens_per_call == 0 ? "" : absl::StrCat(", ", point.tokens_per_call, " tokens");
+  if (!report.open_loop) return absl::StrCat(point.calls, tokens, ", concurrency ", point.concurrency);
+  return absl::StrCat(point.calls, tokens,
+                      point.rate > 0 ? absl::StrFormat(", %g calls/s", point.rate) : std::string(", at its own times"));
+}
+
+namespace {
+
+std::vector<std::string> Row(const Report& report, const Point& point, const std::string& what, const Stretch& s) {
+  const LatencyHistogram& latency = s.tally.latency;
+  return {what,
+          point.tokens_per_call == 0 ? "trace" : absl::StrCat(point.tokens_per_call),
+          Callers(report, point),
+          RateText(s.PerSecond(s.tally.calls())),
+          RateText(s.PerSecond(s.tally.tokens)),
+          absl::StrFormat("%.3f", s.PerSecond(s.tally.payload_up) / kBytesPerGb),
+          absl::StrFormat("%.3f", s.PerSecond(s.tally.payload_down) / kBytesPerGb),
+          DurationText(latency.Quantile(0.5)),
+          DurationText(latency.Quantile(0.9)),
+          DurationText(latency.Quantile(0.99)),
+          DurationText(latency.Quantile(0.999)),
+          DurationText(latency.max()),
+          absl::StrCat(s.tally.failed())};
+}
+
+std::string PerCall(double seconds, double calls) {
+  return calls > 0 ? DurationText(absl::Seconds(seconds / calls)) : "-";
+}
+
+using Facts = std::vector<std::pair<std::string, std::string>>;
+
+void AddServerFacts(const ServerChange& server, Facts* facts) {
+  if (server.cpu_seconds.has_value()) {
+    facts->emplace_back("server CPU", absl::StrCat(PerCall(*server.cpu_seconds, server.calls), " a call"));
+  }
+  std::vector<std::string> stages;
+  for (const std::string& name : StageOrder(server)) {
+    if (server.stages.at(name).seconds == 0) continue;
+    stages.push_back(absl::StrCat(name, " ", PerCall(server.stages.at(name).seconds, server.calls)));
+  }
+  if (!stages.empty()) facts->emplace_back("server stages", absl::StrCat(absl::StrJoin(stages, ", "), " a call"));
+  if (server.resident_begin.has_value() && server.resident_end.has_value()) {
+    facts->emplace_back("server memory",
+                        absl::StrFormat("%.1f MB resident, %+.1f MB since the point began", *server.resident_end / 1e6,
+                                        (*server.resident_end - *server.resident_begin) / 1e6));
+  }
+}
+
+void AddVerifyFacts(const VerifyReport& verify, Facts* facts) {
+  std::string text = absl::StrCat(verify.checked, " replies, ", verify.wrong, " wrong");
+  if (verify.skipped > 0) {
+    absl::StrAppend(&text, "; ", verify.skipped, " more were chosen and left out, since too many waited");
+  }
+  facts->emplace_back("verified", text);
+  for (const std::string& mismatch : verify.mismatches) facts->emplace_back("WRONG", mismatch);
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> PointFacts(const Report& report, const Point& point) {
+  std::vector<std::pair<std::string, std::string>> facts;
+  const Stretch& s = point.service;
+  const auto calls = static_cast<double>(s.tally.calls() + s.tally.failed());
+  std::string client_cpu = absl::StrCat(PerCall(absl::ToDoubleSeconds(s.client_cpu), calls), " a call");
+  if (point.echo.has_value()) {
+    const Stretch& echo = point.echo->stretch;
+    facts.emplace_back("against the echo",
+                       absl::StrFormat("throughput %.2f x, p50 %.2f x (medians of %d rounds)",
+                                       point.echo->throughput_ratio, point.echo->p50_ratio, report.rounds));
+    absl::StrAppend(&client_cpu, ", ",
+                    PerCall(absl::ToDoubleSeconds(echo.client_cpu), static_cast<double>(echo.tally.calls())),
+                    " one to the echo");
+  }
+  facts.emplace_back("client CPU", client_cpu);
+  if (point.server.has_value()) AddServerFacts(*point.server, &facts);
+  if (point.prepare.has_value()) {
+    facts.emplace_back("Prepare", absl::StrCat("p50 ", DurationText(point.prepare->Quantile(0.5)), ", max ",
+                                               DurationText(point.prepare->max()), " of ", point.prepare->count(),
+                                               " calls, not in the figures above"));
+  }
+  if (report.open_loop) {
+    facts.emplace_back("sent late by",
+                       absl::StrCat("p50 ", DurationText(s.send_lag.Quantile(0.5)), ", p99 ",
+                                    DurationText(s.send_lag.Quantile(0.99)), " (in the latencies above)"));
+  }
+  if (s.bound_hits > 0 || s.unsent > 0) {
+    facts.emplace_back(
+        "BOUND REACHED",
+        absl::StrCat(s.bound_hits, " calls waited since as many as may were under way, ", DurationText(s.bound_waits),
+                     " in all; ", s.unsent, " were due and never sent: the service is slower than the rate"));
+  }
+  for (const auto& [label, count] : s.tally.errors) facts.emplace_back("failed", absl::StrCat(count, " x ", label));
+  if (point.echo.has_value()) {
+    for (const auto& [label, count] : point.echo->stretch.tally.errors) {
+      facts.emplace_back("failed at the echo", absl::StrCat(count, " x ", label));
+    }
+  }
+  if (point.verify.has_value()) AddVerifyFacts(*point.verify, &facts);
+  return facts;
+}
+
+void VerifyReport::Merge(const VerifyReport& other) {
+  checked += other.checked;
+  skipped += other.skipped;
+  wrong += other.wrong;
+  mismatches.insert(mismatches.end(), other.mismatches.begin(), other.mismatches.end());
+}
+
+bool Report::wrong_replies() const {
+  return std::any_of(points.begin(), points.end(),
+                     [](const Point& point) { return point.verify.has_value() && point.verify->wrong > 0; });
+}
+
+std::string DurationText(absl::Duration duration) {
+  const double us = absl::ToDoubleMicroseconds(duration);
+  const auto with = [](double value, const char* unit) {
+    return absl::StrFormat("%.*f %s", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value, unit);
+  };
+  if (us < 999.5) return with(us, "us");
+  if (us < 999.5e3) return with(us / 1e3, "ms");
+  return with(us / 1e6, "s");
+}
+
+std::string RateText(double per_second) {
+  const auto with = [](double value, const char* unit) {
+    return absl::StrFormat("%.*f%s", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value, unit);
+  };
+  if (per_second < 999.5) return with(per_second, "");
+  if (per_second < 999.5e3) return with(per_second / 1e3, "k");
+  return with(per_second / 1e6, "M");
+}
+
+std::string TextReport(const Report& report) {
+  std::string text = absl::StrCat(
+      "engram-bench ", report.version, ", ",
+      absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", report.started, absl::UTCTimeZone()), "\n  target   ",
+      absl::StrJoin(report.targets, ", "), " (", report.path, ")", "\n  server   ", report.model.server_version, ", ",
+      report.model.backend, " ", report.model.isa, ", tables in ", report.model.residency, ", ",
+      report.model.numerics_id, "\n  model    dim ", report.model.dim, ", hc ", report.model.hc, ", ",
+      report.model.layers.size(), " engram layers, ", report.model.n_hash_cols, " rows of a token\n  load     ",
+      report.load, "\n  machine  ", report.cpu, ", ", report.cores, report.cores == 1 ? " core" : " cores",
+      report.same_host ? ", shared by server and bench" : "", "\n");
+  if (!report.verify_against.empty()) absl::StrAppend(&text, "  verify   ", report.verify_against, "\n");
+  text += '\n';
+  Table table({"form", "tokens", report.open_loop ? "rate" : "conc", "calls/s", "tokens/s", "GB/s up", "down", "p50",
+               "p90", "p99", "p99.9", "max", "failed"});
+  for (const Point& point : report.points) {
+    table.Add(Row(report, point, point.calls, point.service));
+    if (point.echo.has_value()) table.Add(Row(report, point, "  echo", point.echo->stretch));
+  }
+  text += table.Text();
+  for (const Point& point : report.points) {
+    absl::StrAppend(&text, "\n", PointName(report, point), "\n");
+    for (const auto& [fact, what] : PointFacts(report, point)) absl::StrAppendFormat(&text, "  %-18s %s\n", fact, what);
+  }
+  return text;
+}
+
+}  // namespace engram::bench
