@@ -17,6 +17,8 @@ constexpr int64_t kMostDecodeTokens = 16;
 // and lengths; a sequence's tags, numbers and N-1 <= 7 ids of look-back; a token's id and mask.
 constexpr int64_t kCallEnvelope = 256;
 constexpr int64_t kLayerEnvelope = 32;
+// Two spans of a region, each two tags and lengths and two numbers of up to 10 bytes.
+constexpr int64_t kRegionLayerEnvelope = 52;
 constexpr int64_t kPieceEnvelope = 128;
 constexpr int64_t kTokenEnvelope = 5;
 
@@ -30,7 +32,7 @@ struct TokenBytes {
 
 TokenBytes BytesOfLayer(const ModelInfo& model, const CheckedCall& call, const CheckedLayer& layer) {
   TokenBytes bytes;
-  if (layer.highway != nullptr) bytes.up = model.HighwayTokenBytes(call.dtype);
+  if (layer.highway != nullptr && call.region == nullptr) bytes.up = model.HighwayTokenBytes(call.dtype);
   if (call.row_ids != nullptr) bytes.up = int64_t{model.n_hash_cols} * 4;
   for (const Landing& landing : layer.landings) bytes.down += landing.token_bytes;
   return bytes;
@@ -103,7 +105,8 @@ class Planner {
     }
     if (absl::Status status = CheckPreparedMemory(tokens); !status.ok()) return status;
     // Sessions that live in different servers cannot share a message. A prepared result is kept in the call's order.
-    if (call_.method != Method::kPrepare && call_.prepared.state() == nullptr) {
+    // A region has one server.
+    if (call_.method != Method::kPrepare && call_.prepared.state() == nullptr && call_.region == nullptr) {
       std::stable_sort(wanted_.begin(), wanted_.end(),
                        [this](const Piece& a, const Piece& b) { return HomeOf(a) < HomeOf(b); });
     }
@@ -154,6 +157,17 @@ class Planner {
     return kPieceEnvelope + static_cast<int64_t>(sequence.session.size() + sequence.fork_from.size());
   }
 
+  int64_t EmptyEnvelope() const {
+    const int64_t layer = kLayerEnvelope + (call_.region != nullptr ? kRegionLayerEnvelope : 0);
+    return kCallEnvelope + static_cast<int64_t>(call_.layers.size()) * layer;
+  }
+
+  // In a region a part's tokens are one span: none may be missing between two pieces.
+  bool LeavesGap(const Piece& piece) const {
+    const Piece& last = open_.pieces.back();
+    return call_.region != nullptr && PlaceOf(call_, last) + last.tokens != PlaceOf(call_, piece);
+  }
+
   // Fills parts in order up to `tokens` each; a part also ends where the envelope is full, and at the end of a ticket.
   void Cut(int64_t tokens) {
     for (const Piece& piece : wanted_) {
@@ -174,7 +188,7 @@ class Planner {
 
   // Tokens of `piece` that the open part still takes.
   int64_t RoomFor(const Piece& piece, int64_t tokens) {
-    if (!open_.pieces.empty() && HomeOf(open_.pieces.back()) != HomeOf(piece)) return 0;
+    if (!open_.pieces.empty() && (HomeOf(open_.pieces.back()) != HomeOf(piece) || LeavesGap(piece))) return 0;
     int64_t room = tokens - open_.tokens;
     if (call_.prepared.state() != nullptr) {
       const int64_t at = call_.prepared_first + PlaceOf(call_, piece);
@@ -188,15 +202,13 @@ class Planner {
       }
       room = std::min(room, tickets[ticket].first_token + tickets[ticket].tokens - at);
     }
-    const auto layers = static_cast<int64_t>(call_.layers.size());
-    const int64_t envelope =
-        (open_.pieces.empty() ? kCallEnvelope + layers * kLayerEnvelope : envelope_) + PieceEnvelope(piece);
+    const int64_t envelope = (open_.pieces.empty() ? EmptyEnvelope() : envelope_) + PieceEnvelope(piece);
     // A name is at most 64 KiB and layers are at most 1024, so an empty part always has room.
     return std::min(room, (kMaxEnvelopeBytes - envelope) / kTokenEnvelope);
   }
 
   void Add(const Piece& piece) {
-    if (open_.pieces.empty()) envelope_ = kCallEnvelope + static_cast<int64_t>(call_.layers.size()) * kLayerEnvelope;
+    if (open_.pieces.empty()) envelope_ = EmptyEnvelope();
     envelope_ += PieceEnvelope(piece) + piece.tokens * kTokenEnvelope;
     open_.tokens += piece.tokens;
     open_.pieces.push_back(piece);

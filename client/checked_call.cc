@@ -88,6 +88,10 @@ Landing Value(const ModelInfo& model, absl::Span<uint16_t> out) {
 CheckedLayer ApplyLayer(const ModelInfo& model, const ApplyCall& call, Form form, const LayerRun& run) {
   CheckedLayer layer{.layer_id = run.layer_id, .highway = nullptr, .landings = {}, .updated = nullptr};
   if (form != Form::kKv) layer.highway = run.highway.data();
+  if (call.region != nullptr && form == Form::kHighway) {
+    layer.updated = run.out.data();
+    return layer;
+  }
   switch (form) {
     case Form::kKv:
       layer.landings = {{v1::LayerOutput::kKvFieldNumber, model.KvTokenBytes(), run.out.data()}};
@@ -123,6 +127,26 @@ absl::Status CheckApplyLayer(const ModelInfo& model, const ApplyCall& call, int6
   if (status.ok()) status = room(".gates", layer.gates.size() * sizeof(float), gates);
   if (status.ok()) status = room(".value", layer.value.size() * sizeof(uint16_t), value);
   return status;
+}
+
+absl::Status CheckRegion(const ApplyCall& call) {
+  if (call.form == Form::kKv) {
+    return Refuse(Reason::kForm, "region", "set", "absent", "a region holds highways, and form kv takes none");
+  }
+  if (call.on_failure == OnFailure::kSkip) {
+    return absl::InvalidArgumentError(
+        "on_failure: kSkip, but after a failure the server may still write to the call's region: skip the engram by "
+        "going on with the highway from elsewhere");
+  }
+  return call.region->Usable();
+}
+
+absl::Status CheckInRegion(const ApplyCall& call, size_t index) {
+  const LayerRun& layer = call.layers[index];
+  const bool inside = call.region->OffsetOf(layer.highway).has_value() && call.region->OffsetOf(layer.out).has_value();
+  if (inside || layer.highway.empty()) return absl::OkStatus();  // another size than T's is told of by name
+  return absl::InvalidArgumentError(
+      absl::StrCat("layers[", index, "]: highway and out do not lie in the call's region"));
 }
 
 // Bytes of one column or output, and how many there are.
@@ -208,6 +232,9 @@ absl::StatusOr<CheckedCall> CheckApply(const ModelInfo& model, const ApplyCall& 
   CheckedCall checked;
   checked.method = Method::kApply;
   checked.form = ChooseForm(model, call.form);
+  checked.region = call.region;
+  // What does not travel is cheapest.
+  if (call.region != nullptr && call.form == Form::kAuto) checked.form = Form::kHighway;
   checked.dtype = call.dtype;
   checked.priority = call.priority;
   checked.on_failure = call.on_failure;
@@ -216,6 +243,7 @@ absl::StatusOr<CheckedCall> CheckApply(const ModelInfo& model, const ApplyCall& 
   absl::Status status =
       CheckForm(call.form, {Form::kHighway, Form::kKv, Form::kUpdate, Form::kGate, Form::kAuto}, "Apply");
   if (status.ok() && call.form == Form::kKv) status = CheckSkip(call.on_failure, "form kv");
+  if (status.ok() && call.region != nullptr) status = CheckRegion(call);
   if (!status.ok()) return status;
   std::vector<int32_t> ids;
   for (const LayerRun& layer : call.layers) ids.push_back(layer.layer_id);
@@ -224,6 +252,8 @@ absl::StatusOr<CheckedCall> CheckApply(const ModelInfo& model, const ApplyCall& 
   if (status = CheckLayerIds(model, ids, "layers", ".layer_id"); !status.ok()) return status;
   for (size_t i = 0; i < call.layers.size(); ++i) {
     if (status = CheckApplyLayer(model, call, checked.tokens, i); !status.ok()) return status;
+    if (call.region != nullptr) status = CheckInRegion(call, i);
+    if (!status.ok()) return status;
     checked.layers.push_back(ApplyLayer(model, call, checked.form, call.layers[i]));
   }
   return checked;

@@ -34,7 +34,7 @@ struct CheckedLayer {
   int32_t layer_id = 0;
   const char* highway = nullptr;  // null: none is sent
   std::vector<Landing> landings;
-  char* updated = nullptr;  // kAuto by UPDATE: the updated highway goes here
+  char* updated = nullptr;  // where the updated highway goes that no payload holds: kAuto by UPDATE, or in a region
 };
 
 struct CheckedSequence {
@@ -73,6 +73,8 @@ struct CheckedCall {
   std::optional<Range> slice;
   Prepared prepared;
   int64_t prepared_first = 0;  // of the prepared tokens, where this call's begin
+
+  const SharedRegion* region = nullptr;  // highways and `updated` lie there
 
   bool reads_highway() const { return !layers.empty() && layers.front().highway != nullptr; }
 };

@@ -74,7 +74,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
 absl::StatusOr<std::shared_ptr<StepFlight>> Client::Board(absl::StatusOr<CheckedCall> checked) {
   if (!checked.ok()) return checked.status();
   for (CheckedSequence& sequence : checked->sequences) {
-    if (!sequence.by_session() || !sequence.home.empty()) continue;
+    if (!sequence.by_session() || !sequence.home.empty() || checked->region != nullptr) continue;
     // A session that begins at 0 may begin anywhere; a fork only where its parent is.
     if (!sequence.fork_from.empty()) {
       sequence.home = homes_.Find(sequence.fork_from);
@@ -180,7 +180,7 @@ std::future<absl::Status> Client::LookupFuture(const LookupCall& call) {
 template <typename Response, typename Request>
 std::vector<absl::StatusOr<Response>> Client::CallEach(const char* method,
                                                        const std::map<std::string, Request>& requests,
-                                                       absl::Duration timeout) {
+                                                       absl::Duration timeout, std::string* answered) {
   struct Answers {
     explicit Answers(size_t count) : replies(count), missing(static_cast<int>(count)) {}
     std::vector<RawReply> replies;
@@ -204,6 +204,7 @@ std::vector<absl::StatusOr<Response>> Client::CallEach(const char* method,
   answers->missing.Wait();
   std::vector<absl::StatusOr<Response>> responses;
   for (RawReply& reply : answers->replies) {
+    if (answered != nullptr) *answered = reply.replica;
     if (reply.status.ok()) {
       responses.push_back(MessageOf<Response>(std::move(reply.body), method));
     } else {
@@ -225,6 +226,27 @@ absl::StatusOr<int64_t> Client::Release(const engram::client::Prepared& prepared
     if (response.ok()) released += response->released();
   }
   return CountOr(failed, released, "tickets were given back");
+}
+
+absl::StatusOr<std::unique_ptr<SharedRegion>> Client::OpenRegion(const RegionOptions& options) {
+  std::map<std::string, v1::OpenRegionRequest> requests;
+  requests[options.replica].set_bytes(options.bytes);
+  std::string replica;
+  const auto responses =
+      CallEach<v1::OpenRegionResponse>("/engram.v1.EngramService/OpenRegion", requests, options.timeout, &replica);
+  const absl::StatusOr<v1::OpenRegionResponse>& response = responses.front();
+  if (!response.ok()) return response.status();
+  // Calls with the region will ask for this server by name; one not asked for its model yet gets none.
+  if (!carrier_.knows_epoch(replica, response->server_epoch())) {
+    return absl::UnavailableError(absl::StrCat(replica, " has restarted: its numerics_id is not known; try again"));
+  }
+  RegionClaim claim;
+  claim.token = response->token();
+  claim.id = response->region();
+  claim.socket = options.socket.empty() ? response->socket() : options.socket;
+  claim.bytes = response->bytes();
+  claim.replica = replica;
+  return SharedRegion::Fetch(claim, options.timeout);
 }
 
 absl::StatusOr<int64_t> Client::CloseSessions(absl::Span<const std::string> sessions, absl::Duration timeout) {

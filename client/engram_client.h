@@ -35,6 +35,7 @@
 #include "client/retry.h"
 #include "client/sender.h"
 #include "client/session_homes.h"
+#include "client/shared_region.h"
 #include "client/step_calls.h"
 
 namespace engram::client {
@@ -98,13 +99,18 @@ class Client {
   absl::StatusOr<int64_t> CloseSessions(absl::Span<const std::string> sessions,
                                         absl::Duration timeout = absl::Seconds(30));
 
+  // Memory shared with one server on this host, blocking (docs/shared-memory.md). REGIONS_OFF where the server shares
+  // none; REGION_FULL or RESOURCE_EXHAUSTED where it has none left; UNAVAILABLE where the memory cannot be fetched,
+  // which names the socket's path: mostly another host, or a path that is another one here.
+  absl::StatusOr<std::unique_ptr<SharedRegion>> OpenRegion(const RegionOptions& options);
+
  private:
   Client(std::unique_ptr<ReplicaSet> replicas, const ClientOptions& options);
 
-  // One RPC per replica, together; the answers in the map's order.
+  // One RPC per replica, together; the answers in the map's order. `answered`: the replica of the last of them.
   template <typename Response, typename Request>
   std::vector<absl::StatusOr<Response>> CallEach(const char* method, const std::map<std::string, Request>& requests,
-                                                 absl::Duration timeout);
+                                                 absl::Duration timeout, std::string* answered = nullptr);
   absl::StatusOr<std::shared_ptr<StepFlight>> Board(absl::StatusOr<CheckedCall> checked);
   absl::StatusOr<std::shared_ptr<StepFlight>> Fly(absl::StatusOr<CheckedCall> checked, CallReport* report);
   void FlyAsync(absl::StatusOr<CheckedCall> checked,

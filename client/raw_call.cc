@@ -234,6 +234,8 @@ class Call : public std::enable_shared_from_this<Call> {
       moved_ = ErrorReason(last_error_.status) == ReasonName(Reason::kDigestMismatch) && call_.replica.empty() &&
                tries_ < options_.attempts;
       if (moved_) delay = absl::ZeroDuration();
+      const bool refused = name.empty() || !ErrorReason(last_error_.status).empty();
+      if (!call_.repeatable && !refused) delay.reset();
       first_error_.reset();
       turn = ++turn_;
     }

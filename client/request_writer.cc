@@ -96,6 +96,7 @@ class Writer {
   grpc::ByteBuffer Apply() {
     v1::ApplyRequest head;
     if (!by_ticket_) AddSequences(head);
+    if (call_.region != nullptr) AddSpans(head);
     v1::ApplyRequest tail;
     tail.set_form(WireForm(call_.form));
     tail.set_highway_dtype(WireDtype(call_.dtype));
@@ -108,6 +109,10 @@ class Writer {
         tail.mutable_token_slice()->set_begin(part_.ticket_slice.begin);
         tail.mutable_token_slice()->set_end(part_.ticket_slice.end);
       }
+    }
+    if (call_.region != nullptr) {
+      tail.set_region(call_.region->id());
+      return Whole(head.SerializeAsString() + tail.SerializeAsString());
     }
     const int64_t token_bytes = call_.reads_highway() ? model_.HighwayTokenBytes(call_.dtype) : 0;
     const int64_t highway = part_.tokens * token_bytes;
@@ -122,6 +127,23 @@ class Writer {
     for (size_t i = 0; i < part_.layers; ++i) WriteLayer(Layer(i), highway, token_bytes, buffer.pen);
     buffer.pen.Bytes(after.data(), static_cast<int64_t>(after.size()));
     return buffer.Take();
+  }
+
+  // The layers, where highways do not travel. The part's pieces are one run of the call's tokens (call_plan.h).
+  void AddSpans(v1::ApplyRequest& head) const {
+    const int64_t token_bytes = model_.HighwayTokenBytes(call_.dtype);
+    const auto first = static_cast<size_t>(PlaceOf(call_, part_.pieces.front()) * token_bytes);
+    const auto bytes = static_cast<size_t>(part_.tokens * token_bytes);
+    const auto set = [&](v1::RegionSpan& span, const char* of) {
+      span.set_offset(*call_.region->OffsetOf({of + first, bytes}));
+      span.set_bytes(bytes);
+    };
+    for (size_t i = 0; i < part_.layers; ++i) {
+      v1::LayerInput& layer = *head.add_layers();
+      layer.set_layer_id(Layer(i).layer_id);
+      set(*layer.mutable_highway_in_region(), Layer(i).highway);
+      if (Layer(i).updated != nullptr) set(*layer.mutable_out_in_region(), Layer(i).updated);
+    }
   }
 
   // proto3 leaves zeros and empty fields out.

@@ -23,6 +23,7 @@ struct RawCall {
   int64_t weight_tokens = 0;            // of the replica's load while it runs
   std::string replica = {};             // this one only; empty: any
   bool hedgeable = false;               // may run on two replicas at once
+  bool repeatable = true;               // false: sent again only where it was refused, with a reason, the time before
   std::vector<std::string> avoid = {};  // rather not these, the last one least
 };
 

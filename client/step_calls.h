@@ -17,6 +17,7 @@
 #include "client/model_info.h"
 #include "client/prepared.h"
 #include "client/sequence_history.h"
+#include "client/shared_region.h"
 
 namespace engram::client {
 
@@ -86,6 +87,10 @@ struct ApplyCall {
   // Instead of sequences: T is its tokens, or those of `token_slice` alone. No history is written.
   const Prepared* prepared = nullptr;
   std::optional<Range> token_slice = {};
+  // Every `highway`, and `out` of kHighway and kAuto, lies in it: only offsets travel, to the region's server. An `out`
+  // is its highway itself or overlaps nothing else of the call. Not for kKv, not with kSkip. It is written as the
+  // server computes: after a failure nothing is known of it (shared_region.h).
+  const SharedRegion* region = nullptr;
 };
 
 struct PrepareCall {

@@ -89,6 +89,7 @@ std::optional<size_t> StepFlight::Next() {
 }
 
 std::string StepFlight::ReplicaOf(const Part& part, bool by_ids) const {
+  if (call_.region != nullptr) return call_.region->replica();
   if (part.ticket.has_value() && !by_ids) return call_.prepared.state()->parts[*part.ticket].replica;
   for (const Piece& piece : part.pieces) {
     const CheckedSequence& sequence = call_.sequences[piece.sequence];
@@ -112,6 +113,7 @@ RawCall StepFlight::RawCallOf(size_t index, bool by_ids) const {
   raw.weight_tokens = part.tokens;
   raw.replica = ReplicaOf(part, by_ids);
   raw.hedgeable = call_.method != Method::kPrepare && raw.replica.empty();
+  raw.repeatable = call_.region == nullptr;
   for (const Piece& piece : part.pieces) raw.hedgeable &= call_.sequences[piece.sequence].session.empty();
   return raw;
 }
@@ -167,6 +169,8 @@ bool StepFlight::Skips(const absl::Status& status) const {
 }
 
 bool StepFlight::SendAgain(size_t index, const absl::Status& status) {
+  // Of a call with a region, what was not refused may have been written, and may be still.
+  if (call_.region != nullptr && ErrorReason(status).empty()) return false;
   const Part& part = plan_.parts[index];
   absl::Time again = absl::InfinitePast();
   {
@@ -237,6 +241,9 @@ void StepFlight::Answered(size_t index, RawReply raw) {
     trips_[index].replica = raw.replica;
   }
   if (!status.ok() && SendAgain(index, status)) return;
+  if (!status.ok() && call_.region != nullptr && raw.attempts > 0 && ErrorReason(status).empty()) {
+    call_.region->Spoil();
+  }
   if (status.ok() && call_.prepared.state() == nullptr) KeepHomes(part, raw.replica);
 
   bool over = false;

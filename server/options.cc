@@ -78,6 +78,22 @@ void Declare(CLI::App& app, ServerOptions& o) {
       ->check(CLI::Range(int64_t{4096}, kMostMessageBytes))
       ->type_name("BYTES");
 
+  Flag(app, "--max-connection-age-secs", o.max_connection_age_secs,
+       "Close connections older than that, so that clients spread over new servers; 0: never", net)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 21))
+      ->type_name("SECONDS");
+  Flag(app, "--max-connection-age-grace-secs", o.max_connection_age_grace_secs,
+       "What is under way on such a connection may take this long", net)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 21))
+      ->type_name("SECONDS");
+  const std::string shm = "Shared memory";
+  Flag(app, "--shm-listen", o.shm_listen, "unix:/path where workers on this host fetch memory shared with them", shm)
+      ->type_name("ADDR|off");
+  Flag(app, "--shm-memory-bytes", o.shm_memory_bytes, "Of all of it", shm)
+      ->transform(SizeInBytes())
+      ->check(CLI::Range(kMiB, 1024 * kGiB))
+      ->type_name("BYTES");
+
   const std::string queue = "Queue";
   Flag(app, "--max-queue-tokens", o.max_queue_tokens, "Tokens admitted and not yet answered", queue)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
@@ -144,6 +160,14 @@ std::string Mistake(const ServerOptions& o) {
         !status.ok() || o.http_listen.rfind("unix:", 0) == 0) {
       return absl::StrCat("--http-listen ", o.http_listen,
                           ": expected off or a loopback host:port (or --insecure for any other)");
+    }
+  }
+  if (o.shm_listen != "off") {
+    const absl::Status status = CheckAddress(o.shm_listen, o.insecure);
+    if (!status.ok() || o.shm_listen.rfind("unix:", 0) != 0) {
+      return absl::StrCat(
+          "--shm-listen ", o.shm_listen,
+          ": expected off or unix:/path (descriptors travel over nothing else), at most 107 bytes of it");
     }
   }
   if (o.max_message_bytes > o.max_queue_bytes) {

@@ -17,6 +17,8 @@ struct ServerOptions {
   std::vector<std::string> listen = {"127.0.0.1:8001"};
   std::string http_listen = "127.0.0.1:8002";  // "off": none
   bool insecure = false;
+  std::string shm_listen = "off";  // or "unix:/path": shared memory for workers on this host
+  int64_t shm_memory_bytes = int64_t{1} << 30;
 
   std::string backend = "auto";
   Residency residency = Residency::kRam;
@@ -27,6 +29,8 @@ struct ServerOptions {
   int64_t max_queue_tokens = 65536;
   int64_t max_queue_bytes = int64_t{1} << 30;
   int64_t max_message_bytes = int64_t{64} << 20;
+  int64_t max_connection_age_secs = 3600;  // 0: never
+  int64_t max_connection_age_grace_secs = 60;
 
   int64_t session_ttl_secs = 600;
   int64_t session_memory_bytes = int64_t{1} << 30;

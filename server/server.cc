@@ -16,9 +16,12 @@
 #include "server/engine/engine.h"
 #include "server/engine/probe.h"
 #include "server/engine/prober.h"
+#include "server/engine/staging.h"
 #include "server/engine/ticket_store.h"
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
+#include "server/regions/region_listener.h"
+#include "server/regions/region_store.h"
 #include "server/session/session_table.h"
 #include "server/transport/engram_service.h"
 #include "server/transport/listeners.h"
@@ -79,6 +82,12 @@ absl::StatusOr<std::shared_ptr<const EngramModel>> LoadModel(const ServerOptions
   return model;
 }
 
+bool SharesMemory(const ServerOptions& options) { return options.shm_listen != "off"; }
+
+std::string ShmPath(const ServerOptions& options) {
+  return std::string(absl::StripPrefix(options.shm_listen, "unix:"));
+}
+
 CallLimits LimitsOf(const ServerOptions& options) {
   return {.max_call_tokens = options.max_queue_tokens,
           .max_message_bytes = options.max_message_bytes,
@@ -102,6 +111,8 @@ class RunningServer final : public Server {
         tickets_({.epoch = epoch_,
                   .memory_bytes = options.prepare_memory_bytes,
                   .ttl = absl::Milliseconds(options.ticket_ttl_ms)}),
+        staging_(options.max_queue_bytes + options.prepare_memory_bytes),
+        regions_({.memory_bytes = options.shm_memory_bytes}),
         engine_(model_, std::move(backend), ShapeOf(*model_), EngineOptions{options.max_batch_tokens}, metrics_),
         service_({.model = model_,
                   .shape = ShapeOf(*model_),
@@ -112,7 +123,10 @@ class RunningServer final : public Server {
                   .sessions = sessions_,
                   .tickets = tickets_,
                   .engine = engine_,
-                  .metrics = metrics_}) {
+                  .staging = staging_,
+                  .metrics = metrics_,
+                  .regions = SharesMemory(options) ? &regions_ : nullptr,
+                  .region_socket = ShmPath(options)}) {
     metrics_.SetModel(DigestHex(model_->hash_digest()), DigestHex(model_->config_digest()), ContentHex(*model_),
                       engine_.backend().name(), kernels::FindCpuTwin(options.cpu_isa)->instructions,
                       engine_.backend().numerics_id());
@@ -144,11 +158,19 @@ class RunningServer final : public Server {
       if (!metrics.ok()) return metrics.status();
       metrics_endpoint_ = *std::move(metrics);
     }
+    if (SharesMemory(options_)) {
+      absl::StatusOr<std::unique_ptr<RegionListener>> regions =
+          RegionListener::Start({.path = ShmPath(options_)}, regions_);
+      if (!regions.ok()) return regions.status();
+      region_listener_ = *std::move(regions);
+    }
     absl::StatusOr<std::unique_ptr<Listeners>> listeners =
         Listeners::Start({.addresses = options_.listen,
                           .insecure = options_.insecure,
                           .max_message_bytes = options_.max_message_bytes,
-                          .max_arriving_bytes = options_.max_queue_bytes},
+                          .max_arriving_bytes = options_.max_queue_bytes,
+                          .max_connection_age = absl::Seconds(options_.max_connection_age_secs),
+                          .max_connection_age_grace = absl::Seconds(options_.max_connection_age_grace_secs)},
                          service_);
     if (!listeners.ok()) return listeners.status();
     listeners_ = *std::move(listeners);
@@ -162,6 +184,8 @@ class RunningServer final : public Server {
   std::vector<std::string> addresses() const override { return listeners_->addresses(); }
   std::string http_address() const override { return metrics_endpoint_ == nullptr ? "" : metrics_endpoint_->address(); }
 
+  std::string shm_address() const override { return SharesMemory(options_) ? options_.shm_listen : ""; }
+
   void Drain() override {
     Log(LogLevel::kInfo, "draining", {{"delay", absl::FormatDuration(absl::Seconds(options_.drain_delay_secs))}});
     {
@@ -174,6 +198,7 @@ class RunningServer final : public Server {
     // From here on calls are refused with DRAINING, which sends clients elsewhere. gRPC's own shutdown answers calls
     // that cross it with a bare CANCELLED, so it comes last: when nothing is in flight, and a little later.
     budget_.Close();
+    regions_.Close();
     service_.CloseStreams();
     const absl::Time end = absl::Now() + absl::Seconds(options_.drain_timeout_secs);
     while (service_.in_flight() > 0 && absl::Now() < end) absl::SleepFor(absl::Milliseconds(5));
@@ -202,7 +227,11 @@ class RunningServer final : public Server {
     metrics_.SetQueueTokens(budget_.taken().tokens);
     const SessionStats stats = sessions_.stats();
     const TicketStats tickets = tickets_.stats();
+    const StagingStats staging = staging_.stats();
+    metrics_.SetStaging(staging.in_use_bytes, staging.idle_bytes);
     metrics_.SetTickets(tickets.tickets, tickets.bytes);
+    const RegionStats regions = regions_.stats();
+    metrics_.SetRegions(regions.regions, regions.bytes);
     metrics_.SetSessions(stats.sessions, stats.bytes, stats.evicted_idle, stats.evicted_memory);
   }
 
@@ -214,9 +243,12 @@ class RunningServer final : public Server {
   Budget budget_;
   SessionTable sessions_;
   TicketStore tickets_;
+  StagingPool staging_;
+  RegionStore regions_;
   Engine engine_;
   EngramService service_;
   std::unique_ptr<MetricsEndpoint> metrics_endpoint_;
+  std::unique_ptr<RegionListener> region_listener_;
   std::unique_ptr<Listeners> listeners_;
 
   absl::Mutex health_mutex_;
@@ -228,11 +260,19 @@ class RunningServer final : public Server {
 
 // What can be known before tables are read, which takes minutes at the released size.
 absl::Status CheckBeforeLoading(const ServerOptions& options) {
-  if (const absl::Status status = CheckFree(options.listen); !status.ok()) return status;
+  std::vector<std::string> listen = options.listen;
+  if (const absl::Status status = CheckFree(listen); !status.ok()) return status;
+  const auto named = [](const absl::Status& status, absl::string_view flag) {
+    if (status.ok()) return status;
+    return absl::Status(status.code(), absl::StrCat(flag, absl::StripPrefix(status.message(), "--listen")));
+  };
+  if (SharesMemory(options)) {
+    listen.push_back(options.shm_listen);
+    if (absl::Status status = named(CheckFree({options.shm_listen}), "--shm-listen"); !status.ok()) return status;
+    if (const absl::Status twice = CheckFree(listen); !twice.ok()) return twice;
+  }
   if (options.http_listen == "off") return absl::OkStatus();
-  const absl::Status http = CheckFree({options.http_listen});
-  if (http.ok()) return http;
-  return absl::Status(http.code(), absl::StrCat("--http-listen", absl::StripPrefix(http.message(), "--listen")));
+  return named(CheckFree({options.http_listen}), "--http-listen");
 }
 
 // Does a message hold a token at all?

@@ -24,6 +24,8 @@ class Server {
   // Where calls are taken, and where metrics are ("" when off).
   virtual std::vector<std::string> addresses() const = 0;
   virtual std::string http_address() const = 0;
+  // Where workers fetch shared memory, "unix:/path"; "" when off.
+  virtual std::string shm_address() const = 0;
 
   // Leaves service without failing a call: health says NOT_SERVING and replies carry `engram-draining`, while calls are
   // served for the drain delay; then GOAWAY, and calls in flight have the drain timeout. Blocks until all that is over.

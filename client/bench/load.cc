@@ -19,6 +19,7 @@
 #include "client/bench/reply_verifier.h"
 #include "client/bench/request_composer.h"
 #include "client/bench/step_source.h"
+#include "client/bench/trace.h"
 #include "client/channels.h"
 #include "engram/v1/engram.grpc.pb.h"
 
@@ -57,8 +58,10 @@ class Load {
 
   absl::StatusOr<Report> Run() {
     if (absl::Status status = Begin(); !status.ok()) return status;
+    const std::vector<int64_t> tokens_per_call =
+        options_.trace.empty() ? options_.tokens_per_call : std::vector<int64_t>{0};
     for (const Form form : options_.forms) {
-      for (const int64_t tokens : options_.tokens_per_call) {
+      for (const int64_t tokens : tokens_per_call) {
         for (const int64_t concurrency : options_.concurrency) {
           if (absl::Status status = RunPoint(form, tokens, concurrency); !status.ok()) return status;
         }
@@ -81,7 +84,18 @@ class Load {
       for (const client::ModelInfo::Layer& layer : model_.layers) layers.push_back(layer.layer_id);
     }
     std::sort(layers.begin(), layers.end());
-    const int64_t most = *std::max_element(options_.tokens_per_call.begin(), options_.tokens_per_call.end());
+    int64_t most = *std::max_element(options_.tokens_per_call.begin(), options_.tokens_per_call.end());
+    if (!options_.trace.empty()) {
+      auto trace = ReadTrace(options_.trace);
+      if (!trace.ok()) return trace.status();
+      trace_ = *std::move(trace);
+      if (absl::Status status = CheckTrace(options_.trace, trace_, options_.forms.front(), options_.dtype,
+                                           static_cast<int64_t>(layers.size()), model_);
+          !status.ok()) {
+        return status;
+      }
+      for (const TraceStep& step : trace_) most = std::max(most, step.tokens());
+    }
     composer_ = std::make_unique<RequestComposer>(model_, layers, options_.dtype, most, options_.seed);
     service_ = std::make_unique<Connections>(options_.targets, options_.channels, options_.client_threads,
                                              model_.limits.max_message_bytes);
@@ -138,8 +152,10 @@ class Load {
     report_.rounds = options_.echo ? options_.rounds : 1;
     report_.load = absl::StrCat(
         client::HighwayDtypeName(options_.dtype), " highway, layers ", absl::StrJoin(layers, ", "), ", ",
-        options_.sequences_per_call, options_.sequences_per_call == 1 ? " sequence" : " sequences", " a call, ",
-        options_.sessions > 0 ? absl::StrCat(options_.sessions, " sessions") : "stateless with look-back",
+        options_.trace.empty() ? absl::StrCat(options_.sequences_per_call,
+                                              options_.sequences_per_call == 1 ? " sequence" : " sequences", " a call")
+                               : absl::StrCat(trace_.size(), " steps of ", options_.trace),
+        ", ", options_.sessions > 0 ? absl::StrCat(options_.sessions, " sessions") : "stateless with look-back",
         options_.prepare ? ", prepared" : "", ", seed ", options_.seed,
         report_.open_loop ? absl::StrCat(", open loop (", ArrivalName(options_.arrivals), ", at most ",
                                          options_.max_outstanding, " calls under way)")
@@ -159,7 +175,7 @@ class Load {
 
   absl::Status RunPoint(Form form, int64_t tokens, int64_t concurrency) {
     Point point;
-    point.form = form;
+    point.calls = options_.trace.empty() ? std::string(client::FormName(form)) : "trace";
     point.tokens_per_call = tokens;
     point.concurrency = options_.open_loop() ? 0 : concurrency;
     point.rate = options_.rate;
@@ -171,6 +187,29 @@ class Load {
     if (options_.sessions > 0) {
       run.slots = std::min(run.slots, static_cast<size_t>(options_.sessions / options_.sequences_per_call));
     }
+    if (options_.trace.empty()) {
+      MakeSteady(form, tokens, run);
+    } else {
+      run.service_steps = TraceSteps();
+      run.echo_steps = TraceSteps();
+    }
+    const std::string name = PointName(report_, point);
+    absl::Status status = Measure(run, name);
+    if (verifier_ != nullptr) {
+      progress_(absl::StrCat(name, ": verifying what is left"));
+      point.verify = verifier_->Finish();
+    }
+    Forget(run.sessions);
+    if (status.ok()) report_.points.push_back(std::move(point));
+    return status;
+  }
+
+  std::unique_ptr<StepSource> TraceSteps() const {
+    return std::make_unique<TraceSource>(model_, trace_, options_.forms.front(), options_.seed,
+                                         composer_->highway_starts());
+  }
+
+  void MakeSteady(Form form, int64_t tokens, PointRun& run) const {
     const SteadyLoad load = {.form = form,
                              .tokens_per_call = tokens,
                              .sequences_per_call = options_.sequences_per_call,
@@ -182,18 +221,6 @@ class Load {
     run.sessions = steady->sessions();
     run.service_steps = std::move(steady);
     run.echo_steps = std::make_unique<SteadySource>(model_, load, run.slots, composer_->highway_starts());
-
-    const std::string name = absl::StrCat(client::FormName(form), ", ", tokens, " tokens, ",
-                                          options_.open_loop() ? absl::StrFormat("%g calls/s", options_.rate)
-                                                               : absl::StrCat("concurrency ", concurrency));
-    absl::Status status = Measure(run, name);
-    if (verifier_ != nullptr) {
-      progress_(absl::StrCat(name, ": verifying what is left"));
-      point.verify = verifier_->Finish();
-    }
-    Forget(run.sessions);
-    if (status.ok()) report_.points.push_back(std::move(point));
-    return status;
   }
 
   absl::Status Measure(PointRun& run, const std::string& name) {
@@ -285,6 +312,12 @@ class Load {
 
   Stretch Loop(Connections& connections, StepSource& steps, const LoadRunOptions& options, uint64_t segment) {
     if (!options_.open_loop()) return RunClosedLoop(connections, *composer_, steps, options);
+    if (options_.arrivals == ArrivalKind::kTrace) {
+      std::vector<int64_t> times;
+      for (const TraceStep& step : trace_) times.push_back(step.at);
+      Arrivals arrivals(std::move(times));
+      return RunOpenLoop(connections, *composer_, steps, arrivals, options);
+    }
     Arrivals arrivals(options_.arrivals, options_.rate, Mix(options_.seed ^ segment));
     return RunOpenLoop(connections, *composer_, steps, arrivals, options);
   }
@@ -327,6 +360,7 @@ class Load {
   const LoadOptions& options_;
   const std::function<void(const std::string&)>& progress_;
   client::ModelInfo model_;
+  std::vector<TraceStep> trace_;               // empty: a steady load
   std::unique_ptr<RequestComposer> composer_;  // before the connections, which send its memory
   std::unique_ptr<EchoProcess> echo_process_;
   std::unique_ptr<Connections> service_, echo_;

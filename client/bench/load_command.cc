@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -30,6 +31,7 @@ struct LoadFlags {
   std::string arrivals = "poisson";
   std::string baseline = "none";
   std::string layers;
+  const CLI::Option* concurrency_given = nullptr;
 };
 
 constexpr int64_t kMostConcurrency = 65536;
@@ -59,9 +61,11 @@ absl::StatusOr<LoadOptions> OptionsOf(const LoadFlags& flags) {
   if (!concurrency.ok()) return Prefixed("--concurrency", concurrency.status());
   options.concurrency = *std::move(concurrency);
   options.dtype = flags.dtype == "bf16" ? client::HighwayDtype::kBf16 : client::HighwayDtype::kF32;
-  options.arrivals = flags.arrivals == "trace"      ? ArrivalKind::kTrace
-                     : flags.arrivals == "constant" ? ArrivalKind::kConstant
-                                                    : ArrivalKind::kPoisson;
+  options.arrivals = flags.arrivals == "constant" ? ArrivalKind::kConstant : ArrivalKind::kPoisson;
+  // A trace has times of its own; another loop is asked for by its flag.
+  if (!options.trace.empty() && options.rate == 0 && flags.concurrency_given->count() == 0) {
+    options.arrivals = ArrivalKind::kTrace;
+  }
   options.echo = flags.baseline == "echo";
   if (!flags.layers.empty()) {
     auto layers = ParseCounts(flags.layers, 1 << 30);
@@ -98,6 +102,11 @@ int RunLoadCommand(const LoadFlags& flags, const std::string& command_line) {
   report->command = command_line;
   std::fputs(TextReport(*report).c_str(), stdout);
   std::fflush(stdout);
+  for (const auto& [flag, path, text] :
+       {std::tuple("--json", options->json, &JsonReport), std::tuple("--html", options->html, &HtmlReport)}) {
+    if (path.empty()) continue;
+    if (absl::Status status = WriteFile(flag, path, text(*report)); !status.ok()) return Mistake(status);
+  }
   return report->wrong_replies() ? kExitMiss : kExitOk;
 }
 
@@ -179,15 +188,21 @@ std::function<int()> AddLoadFlags(CLI::App& app, std::string command_line) {
       ->capture_default_str()
       ->group("Calls");
 
-  app.add_option("--concurrency,--concurrency-range", flags->concurrency,
-                 "Closed loop: calls under way at a time: 1,4,16 or ranges FROM:TO:STEP")
-      ->type_name("LIST")
-      ->capture_default_str()
-      ->group("When");
+  app.add_option("--trace", options.trace,
+                 "JSON lines of steps, made instead of calls of --tokens-per-call: at their own times, or as --rate or "
+                 "--concurrency says")
+      ->check(CLI::ExistingFile)
+      ->type_name("FILE")
+      ->group("Calls");
+  flags->concurrency_given = app.add_option("--concurrency,--concurrency-range", flags->concurrency,
+                                            "Closed loop: calls under way at a time: 1,4,16 or ranges FROM:TO:STEP")
+                                 ->type_name("LIST")
+                                 ->capture_default_str()
+                                 ->group("When");
   app.add_option("--rate", options.rate, "Open loop: calls per second, whatever the server does")
       ->check(AtLeast(0, true))
       ->group("When");
-  app.add_option("--arrivals", flags->arrivals, "Open loop: poisson, constant")
+  app.add_option("--arrivals", flags->arrivals, "With --rate: poisson, constant")
       ->check(CLI::IsMember({"poisson", "constant"}))
       ->capture_default_str()
       ->group("When");

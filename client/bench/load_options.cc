@@ -85,14 +85,11 @@ absl::Status CheckLoadOptions(const LoadOptions& options) {
   if (options.verify_fraction == 0 && !options.model.empty()) {
     return Wrong("--model is given, but nothing is to be verified: say --verify-fraction too");
   }
-  if (options.arrivals == ArrivalKind::kTrace && options.trace.empty()) {
-    return Wrong("--arrivals trace needs --trace FILE");
-  }
-  if (options.arrivals == ArrivalKind::kTrace && options.rate > 0) {
-    return Wrong("--rate is given, but --arrivals trace takes the trace's own times");
-  }
   if (options.open_loop() && options.concurrency.size() > 1) {
     return Wrong("--concurrency-range sweeps a closed loop; an open loop is bounded by --max-outstanding");
+  }
+  if (!options.trace.empty() && options.forms.size() > 1) {
+    return Wrong("--form lists several, but the steps of --trace are replayed once, in their own forms or in one");
   }
   if (!options.trace.empty() && options.sessions > 0) {
     return Wrong("--sessions is given, but the steps of --trace are sent with look-back, without sessions");
@@ -135,30 +132,38 @@ absl::Status CheckAgainstModel(const LoadOptions& options, const client::ModelIn
                               })));
   }
   const auto layers = static_cast<int64_t>(options.layers.empty() ? model.layers.size() : options.layers.size());
+  if (!options.trace.empty()) return absl::OkStatus();
   for (const int64_t tokens : options.tokens_per_call) {
-    if (tokens > model.limits.max_call_tokens) {
-      return Wrong(absl::StrCat("--tokens-per-call ", tokens, ": the server takes at most ",
-                                model.limits.max_call_tokens, " in a call"));
-    }
     if (tokens / options.sequences_per_call + 1 > model.limits.position_limit) {
       return Wrong(absl::StrCat("--tokens-per-call ", tokens, " passes the server's position limit of ",
                                 model.limits.position_limit));
     }
     for (const Form form : options.forms) {
-      const int64_t up = SendsHighway(form) ? model.HighwayTokenBytes(options.dtype) : 0;
-      const int64_t kv = form == Form::kKv ? model.KvTokenBytes() : 0;
-      const int64_t rows = form == Form::kRowsBf16     ? model.n_hash_cols * model.RowBf16Bytes()
-                           : form == Form::kRowsNative ? int64_t{model.n_hash_cols} * model.layers.front().row_bytes
-                                                       : 0;
-      const int64_t bytes = tokens * layers * std::max({up, kv, rows});
-      if (bytes > model.limits.max_message_bytes) {
-        return Wrong(absl::StrCat("--tokens-per-call ", tokens, " of form ", client::FormName(form),
-                                  " makes messages of ", bytes, " bytes, the server takes at most ",
-                                  model.limits.max_message_bytes));
+      if (absl::Status status = CheckCallSize(form, options.dtype, tokens, layers, model); !status.ok()) {
+        return Wrong(absl::StrCat("--tokens-per-call: ", status.message()));
       }
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckCallSize(Form form, client::HighwayDtype dtype, int64_t tokens, int64_t layers,
+                           const client::ModelInfo& model) {
+  if (tokens > model.limits.max_call_tokens) {
+    return Wrong(absl::StrCat(tokens, " tokens in a call, the server takes at most ", model.limits.max_call_tokens));
+  }
+  int64_t token_bytes = 0;
+  if (SendsHighway(form)) token_bytes = model.HighwayTokenBytes(dtype);
+  if (form == Form::kKv) token_bytes = model.KvTokenBytes();
+  if (form == Form::kRowsBf16) token_bytes = model.n_hash_cols * model.RowBf16Bytes();
+  if (form == Form::kRowsNative) {
+    for (const auto& layer : model.layers) token_bytes = std::max<int64_t>(token_bytes, layer.row_bytes);
+    token_bytes *= model.n_hash_cols;
+  }
+  if (tokens * layers * token_bytes <= model.limits.max_message_bytes) return absl::OkStatus();
+  return Wrong(absl::StrCat(tokens, " tokens of form ", client::FormName(form), " and ", layers,
+                            layers == 1 ? " layer" : " layers", " make a message of ", tokens * layers * token_bytes,
+                            " bytes, the server takes at most ", model.limits.max_message_bytes));
 }
 
 }  // namespace engram::bench

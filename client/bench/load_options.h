@@ -31,7 +31,7 @@ struct LoadOptions {
   bool prepare = false;
   int64_t ngram_pool = 0;
   uint64_t seed = 1;
-  std::string trace;
+  std::string trace;  // path; its steps in place of tokens_per_call, sequences_per_call and ngram_pool
 
   // How long and when.
   double duration_secs = 5;
@@ -65,6 +65,10 @@ absl::StatusOr<std::vector<client::Form>> ParseForms(const std::string& text);
 
 // What no flag can see alone. INVALID_ARGUMENT names the flags.
 absl::Status CheckLoadOptions(const LoadOptions& options);
+
+// What a server of these limits cannot take in one message. INVALID_ARGUMENT with the bound.
+absl::Status CheckCallSize(client::Form form, client::HighwayDtype dtype, int64_t tokens, int64_t layers,
+                           const client::ModelInfo& model);
 
 // What the model and limits that are served cannot take.
 absl::Status CheckAgainstModel(const LoadOptions& options, const client::ModelInfo& model);

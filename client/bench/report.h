@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -33,7 +34,7 @@ struct EchoReport {
 
 // One combination of form, tokens and concurrency.
 struct Point {
-  client::Form form = client::Form::kHighway;
+  std::string calls;            // the form, or "trace" where the steps of one have theirs
   int64_t tokens_per_call = 0;  // 0: as the trace has them
   int64_t concurrency = 0;      // closed loop; 0 in an open one
   double rate = 0;              // open loop; 0 with the trace's own times
@@ -70,6 +71,12 @@ struct Report {
 std::string DurationText(absl::Duration duration);
 // "12.3k", "1.20M": three digits.
 std::string RateText(double per_second);
+
+// "highway, 16 tokens, concurrency 4".
+std::string PointName(const Report& report, const Point& point);
+
+// What stands below a point's row: what each is about, and the figure in words.
+std::vector<std::pair<std::string, std::string>> PointFacts(const Report& report, const Point& point);
 
 // The table for a terminal and what stands around it.
 std::string TextReport(const Report& report);

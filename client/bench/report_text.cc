@@ -46,6 +46,17 @@ std::string Callers(const Report& report, const Point& point) {
   return point.rate > 0 ? absl::StrFormat("%g/s", point.rate) : "trace";
 }
 
+}  // namespace
+
+std::string PointName(const Report& report, const Point& point) {
+  const std::string tokens = point.tokens_per_call == 0 ? "" : absl::StrCat(", ", point.tokens_per_call, " tokens");
+  if (!report.open_loop) return absl::StrCat(point.calls, tokens, ", concurrency ", point.concurrency);
+  return absl::StrCat(point.calls, tokens,
+                      point.rate > 0 ? absl::StrFormat(", %g calls/s", point.rate) : std::string(", at its own times"));
+}
+
+namespace {
+
 std::vector<std::string> Row(const Report& report, const Point& point, const std::string& what, const Stretch& s) {
   const LatencyHistogram& latency = s.tally.latency;
   return {what,
@@ -67,76 +78,77 @@ std::string PerCall(double seconds, double calls) {
   return calls > 0 ? DurationText(absl::Seconds(seconds / calls)) : "-";
 }
 
-// Lines that say more about a point than its row.
-void AppendDetails(const Report& report, const Point& point, std::string* text) {
-  const Stretch& s = point.service;
-  const auto calls = static_cast<double>(s.tally.calls() + s.tally.failed());
-  absl::StrAppend(text, "\n", client::FormName(point.form), ", ",
-                  point.tokens_per_call == 0 ? "the trace's" : absl::StrCat(point.tokens_per_call), " tokens, ",
-                  report.open_loop ? "rate " : "concurrency ", Callers(report, point), "\n");
-  if (point.echo.has_value()) {
-    absl::StrAppend(text, absl::StrFormat("  against the echo   throughput %.2f x, p50 %.2f x (medians of %d rounds)\n",
-                                          point.echo->throughput_ratio, point.echo->p50_ratio, report.rounds));
+using Facts = std::vector<std::pair<std::string, std::string>>;
+
+void AddServerFacts(const ServerChange& server, Facts* facts) {
+  if (server.cpu_seconds.has_value()) {
+    facts->emplace_back("server CPU", absl::StrCat(PerCall(*server.cpu_seconds, server.calls), " a call"));
   }
-  absl::StrAppend(text, "  client CPU         ", PerCall(absl::ToDoubleSeconds(s.client_cpu), calls), " a call");
-  if (point.echo.has_value()) {
-    const Stretch& echo = point.echo->stretch;
-    absl::StrAppend(text, ", ",
-                    PerCall(absl::ToDoubleSeconds(echo.client_cpu), static_cast<double>(echo.tally.calls())),
-                    " one to the echo");
+  std::vector<std::string> stages;
+  for (const std::string& name : StageOrder(server)) {
+    if (server.stages.at(name).seconds == 0) continue;
+    stages.push_back(absl::StrCat(name, " ", PerCall(server.stages.at(name).seconds, server.calls)));
   }
-  text->push_back('\n');
-  if (point.server.has_value()) {
-    const ServerChange& server = *point.server;
-    if (server.cpu_seconds.has_value()) {
-      absl::StrAppend(text, "  server CPU         ", PerCall(*server.cpu_seconds, server.calls), " a call\n");
-    }
-    std::vector<std::string> stages;
-    for (const std::string& name : StageOrder(server)) {
-      stages.push_back(absl::StrCat(name, " ", PerCall(server.stages.at(name).seconds, server.calls)));
-    }
-    absl::StrAppend(text, "  server stages      ", absl::StrJoin(stages, ", "), " a call\n");
-    if (server.resident_begin.has_value() && server.resident_end.has_value()) {
-      absl::StrAppend(
-          text, absl::StrFormat("  server memory      %.1f MB resident, %+.1f MB since the point began\n",
-                                *server.resident_end / 1e6, (*server.resident_end - *server.resident_begin) / 1e6));
-    }
-  }
-  if (point.prepare.has_value()) {
-    absl::StrAppend(text, "  Prepare            p50 ", DurationText(point.prepare->Quantile(0.5)), ", max ",
-                    DurationText(point.prepare->max()), " of ", point.prepare->count(),
-                    " calls, not in the figures above\n");
-  }
-  if (report.open_loop) {
-    absl::StrAppend(text, "  sent late by       p50 ", DurationText(s.send_lag.Quantile(0.5)), ", p99 ",
-                    DurationText(s.send_lag.Quantile(0.99)), " (in the latencies above)\n");
-    if (s.bound_hits > 0 || s.unsent > 0) {
-      absl::StrAppend(text, "  BOUND REACHED      ", s.bound_hits,
-                      " calls waited since as many as may were under way, ", DurationText(s.bound_waits), " in all; ",
-                      s.unsent, " were due and never sent: the service is slower than the rate\n");
-    }
-  }
-  for (const auto& [label, count] : s.tally.errors) {
-    absl::StrAppend(text, "  failed             ", count, " x ", label, "\n");
-  }
-  if (point.echo.has_value()) {
-    for (const auto& [label, count] : point.echo->stretch.tally.errors) {
-      absl::StrAppend(text, "  failed at the echo ", count, " x ", label, "\n");
-    }
-  }
-  if (point.verify.has_value()) {
-    const VerifyReport& verify = *point.verify;
-    absl::StrAppend(text, "  verified           ", verify.checked, " replies, ", verify.wrong, " wrong");
-    if (verify.skipped > 0) {
-      absl::StrAppend(text, "; ", verify.skipped, " more were chosen and left out, since too many waited");
-    }
-    absl::StrAppend(text, "\n");
-    for (const std::string& mismatch : verify.mismatches)
-      absl::StrAppend(text, "  WRONG              ", mismatch, "\n");
+  if (!stages.empty()) facts->emplace_back("server stages", absl::StrCat(absl::StrJoin(stages, ", "), " a call"));
+  if (server.resident_begin.has_value() && server.resident_end.has_value()) {
+    facts->emplace_back("server memory",
+                        absl::StrFormat("%.1f MB resident, %+.1f MB since the point began", *server.resident_end / 1e6,
+                                        (*server.resident_end - *server.resident_begin) / 1e6));
   }
 }
 
+void AddVerifyFacts(const VerifyReport& verify, Facts* facts) {
+  std::string text = absl::StrCat(verify.checked, " replies, ", verify.wrong, " wrong");
+  if (verify.skipped > 0) {
+    absl::StrAppend(&text, "; ", verify.skipped, " more were chosen and left out, since too many waited");
+  }
+  facts->emplace_back("verified", text);
+  for (const std::string& mismatch : verify.mismatches) facts->emplace_back("WRONG", mismatch);
+}
+
 }  // namespace
+
+std::vector<std::pair<std::string, std::string>> PointFacts(const Report& report, const Point& point) {
+  std::vector<std::pair<std::string, std::string>> facts;
+  const Stretch& s = point.service;
+  const auto calls = static_cast<double>(s.tally.calls() + s.tally.failed());
+  std::string client_cpu = absl::StrCat(PerCall(absl::ToDoubleSeconds(s.client_cpu), calls), " a call");
+  if (point.echo.has_value()) {
+    const Stretch& echo = point.echo->stretch;
+    facts.emplace_back("against the echo",
+                       absl::StrFormat("throughput %.2f x, p50 %.2f x (medians of %d rounds)",
+                                       point.echo->throughput_ratio, point.echo->p50_ratio, report.rounds));
+    absl::StrAppend(&client_cpu, ", ",
+                    PerCall(absl::ToDoubleSeconds(echo.client_cpu), static_cast<double>(echo.tally.calls())),
+                    " one to the echo");
+  }
+  facts.emplace_back("client CPU", client_cpu);
+  if (point.server.has_value()) AddServerFacts(*point.server, &facts);
+  if (point.prepare.has_value()) {
+    facts.emplace_back("Prepare", absl::StrCat("p50 ", DurationText(point.prepare->Quantile(0.5)), ", max ",
+                                               DurationText(point.prepare->max()), " of ", point.prepare->count(),
+                                               " calls, not in the figures above"));
+  }
+  if (report.open_loop) {
+    facts.emplace_back("sent late by",
+                       absl::StrCat("p50 ", DurationText(s.send_lag.Quantile(0.5)), ", p99 ",
+                                    DurationText(s.send_lag.Quantile(0.99)), " (in the latencies above)"));
+  }
+  if (s.bound_hits > 0 || s.unsent > 0) {
+    facts.emplace_back(
+        "BOUND REACHED",
+        absl::StrCat(s.bound_hits, " calls waited since as many as may were under way, ", DurationText(s.bound_waits),
+                     " in all; ", s.unsent, " were due and never sent: the service is slower than the rate"));
+  }
+  for (const auto& [label, count] : s.tally.errors) facts.emplace_back("failed", absl::StrCat(count, " x ", label));
+  if (point.echo.has_value()) {
+    for (const auto& [label, count] : point.echo->stretch.tally.errors) {
+      facts.emplace_back("failed at the echo", absl::StrCat(count, " x ", label));
+    }
+  }
+  if (point.verify.has_value()) AddVerifyFacts(*point.verify, &facts);
+  return facts;
+}
 
 void VerifyReport::Merge(const VerifyReport& other) {
   checked += other.checked;
@@ -184,11 +196,14 @@ std::string TextReport(const Report& report) {
   Table table({"form", "tokens", report.open_loop ? "rate" : "conc", "calls/s", "tokens/s", "GB/s up", "down", "p50",
                "p90", "p99", "p99.9", "max", "failed"});
   for (const Point& point : report.points) {
-    table.Add(Row(report, point, std::string(client::FormName(point.form)), point.service));
+    table.Add(Row(report, point, point.calls, point.service));
     if (point.echo.has_value()) table.Add(Row(report, point, "  echo", point.echo->stretch));
   }
   text += table.Text();
-  for (const Point& point : report.points) AppendDetails(report, point, &text);
+  for (const Point& point : report.points) {
+    absl::StrAppend(&text, "\n", PointName(report, point), "\n");
+    for (const auto& [fact, what] : PointFacts(report, point)) absl::StrAppendFormat(&text, "  %-18s %s\n", fact, what);
+  }
   return text;
 }
 

@@ -5,14 +5,17 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "server/engine/staging.h"
 
 namespace engram {
 
 // Written by the engine once, immutable after; shared by the ticket store and the calls that use it.
 struct Prepared {
   struct LayerKv {
-    int layer = 0;                  // index into EngramModel::layers()
-    std::vector<kernels::Bf16> kv;  // [tokens, dim * (hc + 1)]
+    int layer = 0;         // index into EngramModel::layers()
+    StagingMemory memory;  // of kv
+
+    kernels::Bf16* kv() const { return reinterpret_cast<kernels::Bf16*>(memory.get()); }  // [tokens, dim * (hc + 1)]
   };
 
   int64_t tokens = 0;

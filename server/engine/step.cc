@@ -82,7 +82,7 @@ class StepBuilder {
       slice.id_stride = int64_t{shape_.layers} * shape_.columns;
       slice.ids = call.prepared->ids.data() + p * slice.id_stride + int64_t{wanted.layer} * shape_.columns;
       const Prepared::LayerKv* ready = call.prepared->Find(wanted.layer);
-      if (ready != nullptr) slice.kv = ready->kv.data() + p * shape_.kv_values();
+      if (ready != nullptr) slice.kv = ready->kv() + p * shape_.kv_values();
     }
     if (!call.token_mask.empty()) slice.token_mask = call.token_mask.data() + t;
     if (wanted.highway != nullptr) {

@@ -22,7 +22,8 @@ const prometheus::Histogram::BucketBoundaries kSecondsBuckets = {
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10};
 const prometheus::Histogram::BucketBoundaries kTokensBuckets = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
 
-constexpr std::array<absl::string_view, 6> kStageNames = {"decode", "queue", "hash", "gather", "project", "gate"};
+constexpr std::array<absl::string_view, 7> kStageNames = {"decode",  "queue", "hash",  "gather",
+                                                          "project", "gate",  "encode"};
 
 }  // namespace
 
@@ -50,7 +51,7 @@ struct Metrics::Series {
   prometheus::Family<prometheus::Histogram>& stage =
       BuildHistogram()
           .Name("engram_stage_duration_seconds")
-          .Help("Time of a stage: decode and queue per call, the others per batch.")
+          .Help("Time of a stage: decode, queue and encode per call, the others per batch.")
           .Register(*registry);
   std::array<prometheus::Histogram*, kStageNames.size()> stages{};
   prometheus::Histogram& batch_tokens = BuildHistogram()
@@ -85,6 +86,23 @@ struct Metrics::Series {
       BuildGauge().Name("engram_tickets").Help("Prepared results kept.").Register(*registry).Add({});
   prometheus::Gauge& prepare_bytes =
       BuildGauge().Name("engram_prepare_bytes").Help("Memory of the prepared results.").Register(*registry).Add({});
+  prometheus::Family<prometheus::Gauge>& staging =
+      BuildGauge()
+          .Name("engram_staging_bytes")
+          .Help("Memory of highways, results and prepared kv, by whether a call or ticket holds it.")
+          .Register(*registry);
+  prometheus::Gauge& staging_in_use = staging.Add({{"state", "in_use"}});
+  prometheus::Gauge& staging_idle = staging.Add({{"state", "idle"}});
+  prometheus::Gauge& regions = BuildGauge()
+                                   .Name("engram_shm_regions")
+                                   .Help("Regions of memory shared with workers.")
+                                   .Register(*registry)
+                                   .Add({});
+  prometheus::Gauge& region_bytes = BuildGauge()
+                                        .Name("engram_shm_bytes")
+                                        .Help("Their memory, and that of ended ones that calls still use.")
+                                        .Register(*registry)
+                                        .Add({});
   prometheus::Counter& probes =
       BuildCounter().Name("engram_probes_total").Help("Golden-row probes run.").Register(*registry).Add({});
   prometheus::Counter& probe_failures = BuildCounter()
@@ -149,6 +167,16 @@ void Metrics::SetSessions(int64_t sessions, int64_t bytes, int64_t evicted_idle,
 void Metrics::SetTickets(int64_t tickets, int64_t bytes) {
   series_->tickets.Set(static_cast<double>(tickets));
   series_->prepare_bytes.Set(static_cast<double>(bytes));
+}
+
+void Metrics::SetStaging(int64_t in_use_bytes, int64_t idle_bytes) {
+  series_->staging_in_use.Set(static_cast<double>(in_use_bytes));
+  series_->staging_idle.Set(static_cast<double>(idle_bytes));
+}
+
+void Metrics::SetRegions(int64_t regions, int64_t bytes) {
+  series_->regions.Set(static_cast<double>(regions));
+  series_->region_bytes.Set(static_cast<double>(bytes));
 }
 
 void Metrics::ProbeRan(bool passed) {

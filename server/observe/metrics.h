@@ -15,7 +15,7 @@ class Registry;
 
 namespace engram {
 
-enum class Stage { kDecode, kQueue, kHash, kGather, kProject, kGate };
+enum class Stage { kDecode, kQueue, kHash, kGather, kProject, kGate, kEncode };
 
 class Metrics {
  public:
@@ -40,7 +40,9 @@ class Metrics {
   void SetQueueTokens(int64_t tokens);
   void SetSessions(int64_t sessions, int64_t bytes, int64_t evicted_idle, int64_t evicted_memory);
   void ProbeRan(bool passed);
+  void SetStaging(int64_t in_use_bytes, int64_t idle_bytes);
   void SetTickets(int64_t tickets, int64_t bytes);
+  void SetRegions(int64_t regions, int64_t bytes);
   // `content_digest`: "" where it is not known.
   void SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view content_digest,
                 absl::string_view backend, absl::string_view isa, absl::string_view numerics_id);

@@ -29,6 +29,8 @@ enum class Reason {
   kEmptyCall,
   kDtype,
   kForm,
+  kMalformed,
+  kRegionSpan,
   // FAILED_PRECONDITION
   kPositionGap,
   kStaleStep,
@@ -36,6 +38,7 @@ enum class Reason {
   // NOT_FOUND
   kSessionLost,
   kTicketExpired,
+  kRegion,
   // OUT_OF_RANGE
   kPositionLimit,
   // RESOURCE_EXHAUSTED, worth a retry
@@ -43,9 +46,12 @@ enum class Reason {
   kPrepareFull,
   kTooManySessions,
   kRateLimit,
+  kRegionFull,
   // RESOURCE_EXHAUSTED, permanent: the same call will never pass
   kTooManyTokens,
   kMessageBytes,
+  // UNIMPLEMENTED
+  kRegionsOff,
   // UNAVAILABLE
   kDraining,
   kLoading,

@@ -1,25 +1,40 @@
 #include "server/transport/engram_service.h"
 
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "server/transport/wire_status.h"
+#include "server/transport/arrived_message.h"
+#include "server/transport/step_reply.h"
 
 namespace engram {
 namespace {
 
-// What only some replies have.
-void Conclude(StepReply& reply, v1::PrepareResponse& response) {
-  response.set_ticket(reply.ticket);
-  if (!reply.call.return_values) response.clear_layers();
+grpc::ByteBuffer Whole(const google::protobuf::MessageLite& message) {
+  ReplyWriter writer;
+  writer.Fields(message);
+  return writer.Take();
 }
 
-template <typename Response>
-void Conclude(StepReply& reply, Response& response) {
-  for (const absl::Status& status : reply.statuses) AddSequenceStatus(status, *response.add_sequences());
+// The parsed message goes to `decode`, unless it is malformed.
+template <typename Request, typename Decode>
+absl::StatusOr<StepCall> Read(ArrivedMessage& message, int64_t most_elements, Decode decode) {
+  Request small;
+  if (absl::Status parsed = message.Parse(most_elements, small); !parsed.ok()) return parsed;
+  return decode(small);
+}
+
+absl::Status GrantRegion(const Core& core, const v1::OpenRegionRequest& request, v1::OpenRegionResponse& response) {
+  if (core.regions == nullptr) return RefuseRegions();
+  absl::StatusOr<RegionGrant> grant = core.regions->Reserve(core.principal, request.bytes());
+  if (!grant.ok()) return grant.status();
+  response.set_token(grant->token);
+  response.set_region(grant->id);
+  response.set_socket(core.region_socket);
+  response.set_bytes(grant->bytes);
+  response.set_server_epoch(core.identity.epoch);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -28,24 +43,25 @@ EngramService::EngramService(Core core)
     : core_(std::move(core)), description_(DescribeModel(*core_.model, core_.limits, core_.identity)) {}
 
 UnaryCall* EngramService::NewCall(const char* method, grpc::CallbackServerContext* context,
-                                  const google::protobuf::Message& request) {
-  return new UnaryCall(method, *context, static_cast<int64_t>(request.ByteSizeLong()), core_.metrics, state_);
+                                  const grpc::ByteBuffer* request) {
+  return new UnaryCall(method, *context, static_cast<int64_t>(request->Length()), core_.metrics, state_);
 }
 
 // From a decoded call to its answer in `response`, or the refusal.
-template <typename Response>
-void EngramService::Submit(UnaryCall* call, absl::StatusOr<StepCall> step, std::vector<const void*> highways,
-                           Response* response) {
-  if (!step.ok()) return call->End(step.status(), 0);
+void EngramService::Submit(UnaryCall* call, const ArrivedMessage& message, absl::StatusOr<StepCall> step,
+                           const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  if (!step.ok()) return call->End(step.status());
   absl::StatusOr<Permit> permit =
       core_.budget.Admit({.tokens = step->tokens, .bytes = step->request_bytes + step->reply_bytes});
-  if (!permit.ok()) return call->End(permit.status(), 0);
+  if (!permit.ok()) return call->End(permit.status());
   call->Hold(*std::move(permit));
 
   auto reply = std::make_unique<StepReply>();
   reply->call = *std::move(step);
-  reply->highways = std::move(highways);
-  for (size_t i = 0; i < reply->call.layers.size(); ++i) reply->outputs.push_back(response->add_layers());
+  if (const absl::Status staged = StageHighways(core_, message, *reply); !staged.ok()) return call->End(staged);
+  // The tensors are copied: the message has no reader any more. gRPC made it for this call alone and keeps it until the
+  // call's end, which would hold its bytes twice while the call waits.
+  const_cast<grpc::ByteBuffer*>(request)->Clear();
   core_.metrics.StageTook(Stage::kDecode, absl::Now() - call->started());
 
   StepHooks hooks;
@@ -53,67 +69,110 @@ void EngramService::Submit(UnaryCall* call, absl::StatusOr<StepCall> step, std::
   hooks.cancelled = [call] { return call->cancelled(); };
   StepReply& filled = *reply;
   hooks.done = [this, call, response, reply = std::move(reply)](const absl::Status& status) {
-    response->set_server_epoch(core_.identity.epoch);
-    if (status.ok()) Conclude(*reply, *response);
-    call->End(status, static_cast<int64_t>(response->ByteSizeLong()));
+    if (!status.ok()) return call->End(status);
+    const absl::Time computed = absl::Now();
+    *response = WriteReply(*reply, core_.identity.epoch).Take();
+    core_.metrics.StageTook(Stage::kEncode, absl::Now() - computed);
+    call->End(status, static_cast<int64_t>(response->Length()));
   };
   RunStep(core_, filled, std::move(hooks));
 }
 
-grpc::ServerUnaryReactor* EngramService::GetModel(grpc::CallbackServerContext* context,
-                                                  const v1::GetModelRequest* request, v1::GetModelResponse* response) {
-  UnaryCall* call = NewCall("GetModel", context, *request);
-  *response = description_;
-  response->set_suggested_form(absl::StartsWith(context->peer(), "unix:") ? v1::FORM_HIGHWAY : v1::FORM_UPDATE);
-  call->End(absl::OkStatus(), static_cast<int64_t>(response->ByteSizeLong()));
+grpc::ServerUnaryReactor* EngramService::GetModel(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                                  grpc::ByteBuffer* response) {
+  UnaryCall* call = NewCall("GetModel", context, request);
+  v1::GetModelRequest small;
+  if (const absl::Status parsed = ArrivedMessage(*request).Parse(core_.limits.max_call_tokens, small); !parsed.ok()) {
+    call->End(parsed);
+    return call;
+  }
+  v1::GetModelResponse description = description_;
+  description.set_suggested_form(absl::StartsWith(context->peer(), "unix:") ? v1::FORM_HIGHWAY : v1::FORM_UPDATE);
+  *response = Whole(description);
+  call->End(absl::OkStatus(), static_cast<int64_t>(response->Length()));
   return call;
 }
 
-grpc::ServerUnaryReactor* EngramService::Apply(grpc::CallbackServerContext* context, const v1::ApplyRequest* request,
-                                               v1::ApplyResponse* response) {
-  UnaryCall* call = NewCall("Apply", context, *request);
-  absl::StatusOr<StepCall> step = DecodeApply(*request, core_.decode_context());
-  std::vector<const void*> highways;
-  if (step.ok()) highways = HighwaysOf(*request, *step);
-  Submit(call, std::move(step), std::move(highways), response);
+grpc::ServerUnaryReactor* EngramService::Apply(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                               grpc::ByteBuffer* response) {
+  UnaryCall* call = NewCall("Apply", context, request);
+  ArrivedMessage message(*request);
+  absl::StatusOr<StepCall> step =
+      Read<v1::ApplyRequest>(message, core_.limits.max_call_tokens, [&](const v1::ApplyRequest& small) {
+        return DecodeApply(small, message.highway_bytes(), core_.decode_context());
+      });
+  Submit(call, message, std::move(step), request, response);
   return call;
 }
 
-grpc::ServerUnaryReactor* EngramService::Prepare(grpc::CallbackServerContext* context,
-                                                 const v1::PrepareRequest* request, v1::PrepareResponse* response) {
-  UnaryCall* call = NewCall("Prepare", context, *request);
-  Submit(call, DecodePrepare(*request, core_.decode_context()), {}, response);
+grpc::ServerUnaryReactor* EngramService::Prepare(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                                 grpc::ByteBuffer* response) {
+  UnaryCall* call = NewCall("Prepare", context, request);
+  ArrivedMessage message(*request);
+  absl::StatusOr<StepCall> step = Read<v1::PrepareRequest>(
+      message, core_.limits.max_call_tokens,
+      [this](const v1::PrepareRequest& small) { return DecodePrepare(small, core_.decode_context()); });
+  Submit(call, message, std::move(step), request, response);
   return call;
 }
 
-grpc::ServerUnaryReactor* EngramService::Lookup(grpc::CallbackServerContext* context, const v1::LookupRequest* request,
-                                                v1::LookupResponse* response) {
-  UnaryCall* call = NewCall("Lookup", context, *request);
-  Submit(call, DecodeLookup(*request, core_.decode_context()), {}, response);
+grpc::ServerUnaryReactor* EngramService::Lookup(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                                grpc::ByteBuffer* response) {
+  UnaryCall* call = NewCall("Lookup", context, request);
+  ArrivedMessage message(*request);
+  absl::StatusOr<StepCall> step = Read<v1::LookupRequest>(
+      message, core_.limits.max_call_tokens,
+      [this](const v1::LookupRequest& small) { return DecodeLookup(small, core_.decode_context()); });
+  Submit(call, message, std::move(step), request, response);
   return call;
 }
 
-grpc::ServerUnaryReactor* EngramService::Release(grpc::CallbackServerContext* context,
-                                                 const v1::ReleaseRequest* request, v1::ReleaseResponse* response) {
-  UnaryCall* call = NewCall("Release", context, *request);
-  response->set_released(ReleaseTickets(core_, *request));
-  call->End(absl::OkStatus(), static_cast<int64_t>(response->ByteSizeLong()));
+grpc::ServerUnaryReactor* EngramService::Release(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                                 grpc::ByteBuffer* response) {
+  UnaryCall* call = NewCall("Release", context, request);
+  v1::ReleaseRequest small;
+  const absl::Status parsed = ArrivedMessage(*request).Parse(core_.limits.max_call_tokens, small);
+  if (parsed.ok()) {
+    v1::ReleaseResponse answer;
+    answer.set_released(ReleaseTickets(core_, small));
+    *response = Whole(answer);
+  }
+  call->End(parsed, static_cast<int64_t>(response->Length()));
   return call;
 }
 
 grpc::ServerUnaryReactor* EngramService::CloseSessions(grpc::CallbackServerContext* context,
-                                                       const v1::CloseSessionsRequest* request,
-                                                       v1::CloseSessionsResponse* response) {
-  UnaryCall* call = NewCall("CloseSessions", context, *request);
-  RunCloseSessions(core_, {request->sessions().begin(), request->sessions().end()}, call->deadline(),
+                                                       const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  UnaryCall* call = NewCall("CloseSessions", context, request);
+  v1::CloseSessionsRequest small;
+  if (const absl::Status parsed = ArrivedMessage(*request).Parse(core_.limits.max_call_tokens, small); !parsed.ok()) {
+    call->End(parsed);
+    return call;
+  }
+  RunCloseSessions(core_, {small.sessions().begin(), small.sessions().end()}, call->deadline(),
                    [call, response](const absl::Status& status, int32_t closed) {
-                     response->set_closed(closed);
-                     call->End(status, static_cast<int64_t>(response->ByteSizeLong()));
+                     if (!status.ok()) return call->End(status);
+                     v1::CloseSessionsResponse answer;
+                     answer.set_closed(closed);
+                     *response = Whole(answer);
+                     call->End(status, static_cast<int64_t>(response->Length()));
                    });
   return call;
 }
 
-grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamResponse>* EngramService::Stream(
+grpc::ServerUnaryReactor* EngramService::OpenRegion(grpc::CallbackServerContext* context,
+                                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  UnaryCall* call = NewCall("OpenRegion", context, request);
+  v1::OpenRegionRequest small;
+  v1::OpenRegionResponse grant;
+  absl::Status status = ArrivedMessage(*request).Parse(core_.limits.max_call_tokens, small);
+  if (status.ok()) status = GrantRegion(core_, small, grant);
+  if (status.ok()) *response = Whole(grant);
+  call->End(status, static_cast<int64_t>(response->Length()));
+  return call;
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* EngramService::Stream(
     grpc::CallbackServerContext* context) {
   return streams_.Open(core_, *context);
 }

@@ -13,23 +13,32 @@
 
 namespace engram {
 
-class EngramService final : public v1::EngramService::CallbackService {
+// Every method gets the message's bytes and parses them here (arrived_message.h).
+using RawEngramService = v1::EngramService::WithRawCallbackMethod_Apply<
+    v1::EngramService::WithRawCallbackMethod_Prepare<v1::EngramService::WithRawCallbackMethod_Lookup<
+        v1::EngramService::WithRawCallbackMethod_Stream<v1::EngramService::WithRawCallbackMethod_Release<
+            v1::EngramService::WithRawCallbackMethod_CloseSessions<v1::EngramService::WithRawCallbackMethod_OpenRegion<
+                v1::EngramService::WithRawCallbackMethod_GetModel<v1::EngramService::Service>>>>>>>>;
+
+class EngramService final : public RawEngramService {
  public:
   explicit EngramService(Core core);
 
-  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
-                                     v1::GetModelResponse* response) override;
-  grpc::ServerUnaryReactor* Apply(grpc::CallbackServerContext* context, const v1::ApplyRequest* request,
-                                  v1::ApplyResponse* response) override;
-  grpc::ServerUnaryReactor* Prepare(grpc::CallbackServerContext* context, const v1::PrepareRequest* request,
-                                    v1::PrepareResponse* response) override;
-  grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext* context, const v1::LookupRequest* request,
-                                   v1::LookupResponse* response) override;
-  grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context, const v1::ReleaseRequest* request,
-                                    v1::ReleaseResponse* response) override;
-  grpc::ServerUnaryReactor* CloseSessions(grpc::CallbackServerContext* context, const v1::CloseSessionsRequest* request,
-                                          v1::CloseSessionsResponse* response) override;
-  grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamResponse>* Stream(grpc::CallbackServerContext* context) override;
+  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Apply(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Prepare(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                    grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                   grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                    grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* CloseSessions(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                          grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* OpenRegion(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Stream(grpc::CallbackServerContext* context) override;
 
   // Replies carry the trailer `engram-draining` from now on.
   void AnnounceDrain() { state_.draining = true; }
@@ -39,10 +48,9 @@ class EngramService final : public v1::EngramService::CallbackService {
   void CloseStreams() { streams_.Close(); }
 
  private:
-  UnaryCall* NewCall(const char* method, grpc::CallbackServerContext* context,
-                     const google::protobuf::Message& request);
-  template <typename Response>
-  void Submit(UnaryCall* call, absl::StatusOr<StepCall> step, std::vector<const void*> highways, Response* response);
+  UnaryCall* NewCall(const char* method, grpc::CallbackServerContext* context, const grpc::ByteBuffer* request);
+  void Submit(UnaryCall* call, const ArrivedMessage& message, absl::StatusOr<StepCall> step,
+              const grpc::ByteBuffer* request, grpc::ByteBuffer* response);
 
   const Core core_;
   const v1::GetModelResponse description_;

@@ -173,6 +173,14 @@ absl::StatusOr<std::unique_ptr<Listeners>> Listeners::Start(const ListenerOption
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingIntervalMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
+  if (options.max_connection_age > absl::ZeroDuration()) {
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
+                               ClampToInt(absl::ToInt64Milliseconds(options.max_connection_age)));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                               ClampToInt(absl::ToInt64Milliseconds(options.max_connection_age_grace)));
+  }
   std::vector<int> ports(options.addresses.size(), -1);
   for (size_t i = 0; i < options.addresses.size(); ++i) {
     builder.AddListeningPort(options.addresses[i], grpc::InsecureServerCredentials(), &ports[i]);
@@ -195,12 +203,14 @@ absl::StatusOr<std::unique_ptr<Listeners>> Listeners::Start(const ListenerOption
   if (listeners->server_ == nullptr) return absl::UnavailableError("gRPC could not start the server");
   // Probes may ask for the server ("") or for the service by its name.
   listeners->server_->GetHealthCheckService()->SetServingStatus("engram.v1.EngramService", true);
+  listeners->heartbeat_ = std::make_unique<Heartbeat>(*listeners->server_);
   return listeners;
 }
 
 void Listeners::SetServing(bool serving) { server_->GetHealthCheckService()->SetServingStatus(serving); }
 
 void Listeners::Shutdown(absl::Duration timeout) {
+  heartbeat_.reset();
   server_->Shutdown(absl::ToChronoTime(absl::Now() + timeout));
   server_->Wait();
 }

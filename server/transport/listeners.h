@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/transport/heartbeat.h"
 
 namespace engram {
 
@@ -20,7 +21,17 @@ struct ListenerOptions {
   int64_t max_message_bytes = int64_t{64} << 20;
   // Of all messages that are arriving: beyond, gRPC resets the streams they arrive on.
   int64_t max_arriving_bytes = int64_t{1} << 30;
+  // A connection older than that is closed with GOAWAY: the client opens a new one, which a balancer may send
+  // elsewhere, so that load spreads to servers that came later. gRPC adds or takes up to a tenth. Zero: never.
+  absl::Duration max_connection_age = absl::ZeroDuration();
+  // Calls and streams on it may go on that long.
+  absl::Duration max_connection_age_grace = absl::Seconds(60);
 };
+
+// Streams (calls) at a time on one connection; more of them wait at the client.
+inline constexpr int kMaxConcurrentStreams = 1024;
+// Of a call's headers. An id, a trace context and a token of some KiB fit.
+inline constexpr int kMaxMetadataBytes = 16 << 10;
 
 // Room in a message for what is not payload: ids, masks, names, field headers.
 inline constexpr int64_t kEnvelopeBytes = int64_t{1} << 20;
@@ -53,6 +64,7 @@ class Listeners {
 
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Heartbeat> heartbeat_;
 };
 
 }  // namespace engram

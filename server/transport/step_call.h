@@ -13,6 +13,7 @@
 #include "server/engine/ticket_store.h"
 #include "server/model/engram_model.h"
 #include "server/session/session_table.h"
+#include "server/transport/region_spans.h"
 
 namespace engram {
 
@@ -48,6 +49,8 @@ struct StepCall {
   int64_t prepared_first = 0;
   std::vector<int64_t> row_ids;  // kRowIds: [T][layers][columns]
 
+  RegionHighways in_region;  // of an Apply with a region
+
   bool return_values = false;  // of a Prepare
   int64_t request_bytes = 0;   // of payload
   int64_t reply_bytes = 0;     // of payload
@@ -60,26 +63,17 @@ struct DecodeContext {
   const CallLimits& limits;
   const TicketStore& tickets;
   absl::string_view principal;
+  const RegionStore* regions = nullptr;  // null: no memory is shared
 };
 
-// Refusals: every reason of docs/api.md that can be told without history; all offenders are listed.
-absl::StatusOr<StepCall> DecodeApply(const v1::ApplyRequest& request, const DecodeContext& context);
+// `highway_bytes`: of each of the request's layers, whose tensors stand elsewhere. Refusals: every reason of
+// docs/api.md that can be told without history; all offenders are listed.
+absl::StatusOr<StepCall> DecodeApply(const v1::ApplyRequest& request, const std::vector<int64_t>& highway_bytes,
+                                     const DecodeContext& context);
 absl::StatusOr<StepCall> DecodePrepare(const v1::PrepareRequest& request, const DecodeContext& context);
 absl::StatusOr<StepCall> DecodeLookup(const v1::LookupRequest& request, const DecodeContext& context);
 
-// The highways of an ApplyRequest, by layer; null where the form reads none.
-std::vector<const void*> HighwaysOf(const v1::ApplyRequest& request, const StepCall& call);
-
 // Memory that a Prepare's result takes.
 int64_t PreparedBytes(const StepCall& call, const StepShape& shape);
-
-// Sizes one layer's payloads in `output` and returns where the engine reads and writes; valid as long as neither moves.
-// A Prepare's kv has no place yet.
-CallLayer LayOut(const StepCall& call, int layer_index, const EngramModel& model, const StepShape& shape,
-                 const void* highway, v1::LayerOutput& output);
-
-// Takes the tokens of refused sequences out of a layer's payloads.
-void DropRefused(const StepCall& call, const std::vector<CallSequence>& sequences, const StepShape& shape,
-                 v1::LayerOutput& output);
 
 }  // namespace engram

@@ -22,7 +22,7 @@ class StepDecoder {
  public:
   explicit StepDecoder(const DecodeContext& context) : context_(context) {}
 
-  absl::StatusOr<StepCall> Apply(const v1::ApplyRequest& request) {
+  absl::StatusOr<StepCall> Apply(const v1::ApplyRequest& request, const std::vector<int64_t>& highway_bytes) {
     call_.partial_ok = request.partial_ok();
     ModelKey(request.model_key());
     ApplyForm(request.form());
@@ -40,8 +40,9 @@ class StepDecoder {
     std::vector<int32_t> ids;
     for (const v1::LayerInput& layer : request.layers()) ids.push_back(layer.layer_id());
     Layers(ids, "layers", ".layer_id");
-    for (int i = 0; i < request.layers_size(); ++i) {
-      Highway(absl::StrCat("layers[", i, "].highway"), request.layers(i).highway());
+    InRegion(request, highway_bytes);
+    for (int i = 0; request.region().empty() && i < request.layers_size(); ++i) {
+      Highway(absl::StrCat("layers[", i, "].highway"), highway_bytes[static_cast<size_t>(i)]);
     }
     Prioritise(request.priority());
     return Finish();
@@ -273,10 +274,9 @@ class StepDecoder {
     }
   }
 
-  void Highway(const std::string& field, const std::string& highway) {
+  void Highway(const std::string& field, int64_t given) {
     const bool reads = ReadsHighway(call_.form);
     const int64_t expected = reads ? call_.tokens * HighwayBytes(context_.shape, call_.highway_type) : 0;
-    const auto given = static_cast<int64_t>(highway.size());
     call_.request_bytes += given;
     if (given == expected) return;
     Add(Reason::kHighwaySize, field, absl::StrCat(given), absl::StrCat(expected),
@@ -284,6 +284,12 @@ class StepDecoder {
                              "] ", call_.highway_type == kernels::HighwayType::kF32 ? "f32" : "bf16", " has ", expected,
                              " bytes, got ", given)
               : absl::StrCat("FORM_KV takes no highway, got ", given, " bytes"));
+  }
+
+  void InRegion(const v1::ApplyRequest& request, const std::vector<int64_t>& highway_bytes) {
+    const RegionContext region{context_.regions, context_.principal, call_.form, call_.highway_type,
+                               call_.tokens * HighwayBytes(context_.shape, call_.highway_type)};
+    call_.in_region = ResolveRegion(request.region(), request.layers(), highway_bytes, region, refusals_);
   }
 
   void RowIds(const v1::LookupRequest& request) {
@@ -337,6 +343,8 @@ class StepDecoder {
     const int64_t value = shape.dim * static_cast<int64_t>(sizeof(kernels::Bf16));
     const int64_t gates = shape.copies * static_cast<int64_t>(sizeof(float));
     switch (call_.form) {
+      case Form::kHighway:
+        return call_.in_region.region != nullptr ? 0 : HighwayBytes(shape, call_.highway_type);
       case Form::kUpdate:
         return gates + value;
       case Form::kGate:
@@ -363,28 +371,11 @@ class StepDecoder {
   StepCall call_;
 };
 
-// Removes the tokens of refused sequences from a payload of `per_token` bytes each.
-void Compact(const std::vector<CallSequence>& sequences, size_t per_token, std::string& payload) {
-  if (payload.empty()) return;
-  size_t to = 0;
-  size_t from = 0;
-  for (const CallSequence& sequence : sequences) {
-    const size_t bytes = static_cast<size_t>(sequence.tokens) * per_token;
-    if (!sequence.refused) {
-      std::move(payload.begin() + static_cast<std::ptrdiff_t>(from),
-                payload.begin() + static_cast<std::ptrdiff_t>(from + bytes),
-                payload.begin() + static_cast<std::ptrdiff_t>(to));
-      to += bytes;
-    }
-    from += bytes;
-  }
-  payload.resize(to);
-}
-
 }  // namespace
 
-absl::StatusOr<StepCall> DecodeApply(const v1::ApplyRequest& request, const DecodeContext& context) {
-  return StepDecoder(context).Apply(request);
+absl::StatusOr<StepCall> DecodeApply(const v1::ApplyRequest& request, const std::vector<int64_t>& highway_bytes,
+                                     const DecodeContext& context) {
+  return StepDecoder(context).Apply(request, highway_bytes);
 }
 
 absl::StatusOr<StepCall> DecodePrepare(const v1::PrepareRequest& request, const DecodeContext& context) {
@@ -395,70 +386,10 @@ absl::StatusOr<StepCall> DecodeLookup(const v1::LookupRequest& request, const De
   return StepDecoder(context).Lookup(request);
 }
 
-std::vector<const void*> HighwaysOf(const v1::ApplyRequest& request, const StepCall& call) {
-  std::vector<const void*> highways;
-  for (const v1::LayerInput& layer : request.layers()) {
-    highways.push_back(ReadsHighway(call.form) ? layer.highway().data() : nullptr);
-  }
-  return highways;
-}
-
 int64_t PreparedBytes(const StepCall& call, const StepShape& shape) {
   const int64_t kv = static_cast<int64_t>(call.layers.size()) * shape.kv_values() * 2;
   const int64_t ids = int64_t{shape.layers} * shape.columns * 8;
   return call.tokens * (kv + ids);
-}
-
-CallLayer LayOut(const StepCall& call, int layer_index, const EngramModel& model, const StepShape& shape,
-                 const void* highway, v1::LayerOutput& output) {
-  output.set_layer_id(static_cast<int32_t>(model.layers()[static_cast<size_t>(layer_index)].layer_id));
-  const auto tokens = static_cast<size_t>(call.tokens);
-  CallLayer layer{.layer = layer_index, .highway = highway, .out = nullptr, .gates = nullptr, .value = nullptr};
-  const auto whole = [&](std::string* payload) -> void* {
-    payload->resize(tokens * static_cast<size_t>(OutBytes(shape, call.form, call.highway_type, call.slice)));
-    return payload->data();
-  };
-  const auto gates = [&] {
-    output.mutable_gates()->resize(tokens * static_cast<size_t>(shape.copies) * sizeof(float));
-    layer.gates = reinterpret_cast<float*>(output.mutable_gates()->data());
-  };
-  const auto value = [&] {
-    output.mutable_value()->resize(tokens * static_cast<size_t>(shape.dim) * sizeof(kernels::Bf16));
-    layer.value = reinterpret_cast<kernels::Bf16*>(output.mutable_value()->data());
-  };
-  switch (call.form) {
-    case Form::kHighway:
-      layer.out = whole(output.mutable_highway());
-      break;
-    case Form::kKv:
-      layer.out = whole(output.mutable_kv());
-      break;
-    case Form::kRowsNative:
-    case Form::kRowsBf16:
-      layer.out = whole(output.mutable_rows());
-      break;
-    case Form::kUpdate:
-      gates();
-      value();
-      break;
-    case Form::kGate:
-      gates();
-      break;
-    case Form::kPrepare:
-      if (call.return_values) value();
-      break;
-  }
-  return layer;
-}
-
-void DropRefused(const StepCall& call, const std::vector<CallSequence>& sequences, const StepShape& shape,
-                 v1::LayerOutput& output) {
-  const auto out = static_cast<size_t>(OutBytes(shape, call.form, call.highway_type, call.slice));
-  Compact(sequences, out, *output.mutable_highway());
-  Compact(sequences, out, *output.mutable_kv());
-  Compact(sequences, out, *output.mutable_rows());
-  Compact(sequences, static_cast<size_t>(shape.copies) * sizeof(float), *output.mutable_gates());
-  Compact(sequences, static_cast<size_t>(shape.dim) * sizeof(kernels::Bf16), *output.mutable_value());
 }
 
 }  // namespace engram

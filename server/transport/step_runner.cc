@@ -31,25 +31,28 @@ class SequenceCommit {
     reply_.ticket = std::move(ticket);
     TakeRefusals(call, committed->refused);
     TakeWindows(call, committed->windows);
-    if (step.form == Form::kPrepare) MakeRoom(call);
-    return absl::OkStatus();
+    if (step.form != Form::kPrepare) return absl::OkStatus();
+    absl::Status room = MakeRoom(call);
+    if (!room.ok()) core_.tickets.Release(core_.principal, reply_.ticket);
+    return room;
   }
 
  private:
   // Memory for the result: only now, since the ticket store has a bound and a queue of Prepares has none of bytes.
-  void MakeRoom(Call& call) {
+  absl::Status MakeRoom(Call& call) {
     const StepCall& step = reply_.call;
     auto prepared = std::make_shared<Prepared>();
     prepared->tokens = step.tokens;
     prepared->token_mask = step.token_mask;
-    const auto tokens = static_cast<size_t>(step.tokens);
-    prepared->ids.resize(tokens * static_cast<size_t>(core_.shape.layers * core_.shape.columns));
+    prepared->ids.resize(static_cast<size_t>(step.tokens * core_.shape.layers * core_.shape.columns));
+    const int64_t bytes = step.tokens * core_.shape.kv_values() * static_cast<int64_t>(sizeof(kernels::Bf16));
     for (CallLayer& layer : call.layers) {
-      prepared->layers.push_back({layer.layer, {}});
-      prepared->layers.back().kv.resize(tokens * static_cast<size_t>(core_.shape.kv_values()));
-      layer.out = prepared->layers.back().kv.data();
+      prepared->layers.push_back({layer.layer, core_.staging.Take(bytes)});
+      layer.out = prepared->layers.back().kv();
+      if (layer.out == nullptr) return OutOfMemory(bytes);
     }
     call.preparing = std::move(prepared);
+    return absl::OkStatus();
   }
 
   std::vector<TicketSpan> Spans() const {
@@ -109,12 +112,16 @@ std::vector<std::string> SessionKeys(const Core& core, const StepCall& step) {
   return keys;
 }
 
-void LayOutAll(const Core& core, StepReply& reply, Call& call) {
+absl::Status LayOutAll(const Core& core, StepReply& reply, Call& call) {
+  reply.results.resize(reply.call.layers.size());
   for (size_t i = 0; i < reply.call.layers.size(); ++i) {
-    const void* highway = reply.highways.empty() ? nullptr : reply.highways[i];
-    call.layers.push_back(
-        LayOut(reply.call, reply.call.layers[i], *core.model, core.shape, highway, *reply.outputs[i]));
+    const StagingMemory none;
+    absl::StatusOr<CallLayer> layer = LayOut(reply.call, i, *core.model, core.shape, core.staging,
+                                             reply.highways.empty() ? none : reply.highways[i], reply.results[i]);
+    if (!layer.ok()) return layer.status();
+    call.layers.push_back(*layer);
   }
+  return absl::OkStatus();
 }
 
 // The call is over. A Prepare's ticket becomes good; a ticket's use is noted.
@@ -135,6 +142,16 @@ void Settle(const Core& core, const StepReply& reply, const Call& call, const ab
 
 }  // namespace
 
+absl::Status StageHighways(const Core& core, const ArrivedMessage& message, StepReply& reply) {
+  if (!ReadsHighway(reply.call.form) || reply.call.in_region.region != nullptr) return absl::OkStatus();
+  for (size_t i = 0; i < message.highway_bytes().size(); ++i) {
+    reply.highways.push_back(core.staging.Take(message.highway_bytes()[i]));
+    if (reply.highways.back() == nullptr) return OutOfMemory(message.highway_bytes()[i]);
+    message.CopyHighway(i, reply.highways.back().get());
+  }
+  return absl::OkStatus();
+}
+
 void RunStep(const Core& core, StepReply& reply, StepHooks hooks) {
   const StepCall& step = reply.call;
   auto call = std::make_unique<Call>();
@@ -147,7 +164,7 @@ void RunStep(const Core& core, StepReply& reply, StepHooks hooks) {
   call->slice = step.slice;
   call->deadline = hooks.deadline;
   call->session_keys = SessionKeys(core, step);
-  LayOutAll(core, reply, *call);
+  if (const absl::Status status = LayOutAll(core, reply, *call); !status.ok()) return hooks.done(status);
 
   call->cancelled = std::move(hooks.cancelled);
   switch (step.source) {
@@ -169,7 +186,7 @@ void RunStep(const Core& core, StepReply& reply, StepHooks hooks) {
       break;
   }
   const auto finish_layer = [&core, &reply](const Call& c, size_t index) {
-    if (reply.call.partial_ok) DropRefused(reply.call, c.sequences, core.shape, *reply.outputs[index]);
+    if (reply.call.partial_ok) DropRefused(reply.call, c.sequences, core.shape, reply.results[index]);
   };
   call->layer_done = [finish_layer, layer_done = std::move(hooks.layer_done)](const Call& c, size_t index) mutable {
     finish_layer(c, index);

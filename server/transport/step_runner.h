@@ -14,12 +14,16 @@
 #include "absl/time/time.h"
 #include "server/admission/budget.h"
 #include "server/engine/engine.h"
+#include "server/engine/staging.h"
 #include "server/engine/ticket_store.h"
 #include "server/model/engram_model.h"
 #include "server/observe/metrics.h"
+#include "server/regions/region_store.h"
 #include "server/session/session_table.h"
+#include "server/transport/arrived_message.h"
 #include "server/transport/describe_model.h"
 #include "server/transport/step_call.h"
+#include "server/transport/step_reply.h"
 
 namespace engram {
 
@@ -33,32 +37,29 @@ struct Core {
   SessionTable& sessions;
   TicketStore& tickets;
   Engine& engine;
+  StagingPool& staging;
   Metrics& metrics;
+  RegionStore* regions = nullptr;  // null: no memory is shared
+  std::string region_socket = {};  // the path where regions are claimed
 
   // Everyone, as long as no listener asks for credentials.
   std::string principal = "anonymous";
 
-  DecodeContext decode_context() const { return {*model, shape, limits, tickets, principal}; }
-};
-
-// Where a call's results go. Outputs live in the holder; the runner fills them.
-struct StepReply {
-  StepCall call;
-  std::vector<v1::LayerOutput*> outputs;  // one per call.layers, owned by whoever submits
-  std::vector<const void*> highways;      // likewise; null where the form reads none
-  std::string ticket;                     // of a Prepare, once it is done
-  std::vector<absl::Status> statuses;     // partial_ok: one per sequence, once committed
+  DecodeContext decode_context() const { return {*model, shape, limits, tickets, principal, regions}; }
 };
 
 struct StepHooks {
   absl::Time deadline = absl::InfiniteFuture();
   uint64_t stream = 0;  // that the call came in by, 0: none
   absl::AnyInvocable<bool() const> cancelled;
-  // outputs[index] is final. May be empty. Engine thread, before done.
+  // results[index] is final. May be empty. Engine thread, before done.
   absl::AnyInvocable<void(size_t index)> layer_done;
-  // Called exactly once, any thread; with OK every output is final.
+  // Called exactly once, any thread; with OK every result is final.
   absl::AnyInvocable<void(absl::Status)> done;
 };
+
+// Takes memory for the highways of an admitted call and copies them there, once. Errors: OutOfMemory().
+absl::Status StageHighways(const Core& core, const ArrivedMessage& message, StepReply& reply);
 
 // Submits the call. `reply` is filled in as the call goes on and must live until `done`.
 void RunStep(const Core& core, StepReply& reply, StepHooks hooks);

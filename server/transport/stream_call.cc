@@ -21,10 +21,6 @@ int32_t ReleaseTickets(const Core& core, const v1::ReleaseRequest& request) {
   return released;
 }
 
-void AddSequenceStatus(const absl::Status& status, v1::SequenceStatus& out) {
-  if (!status.ok()) *out.mutable_refused() = ToStatusMessage(status);
-}
-
 StreamCall* StreamSet::Open(const Core& core, grpc::CallbackServerContext& context) {
   absl::MutexLock lock(&mutex_);
   auto* stream = new StreamCall(core, context, next_id_++, *this);
@@ -60,29 +56,40 @@ void StreamCall::CloseWhenIdle() {
 }
 
 void StreamCall::OnReadDone(bool ok) {
-  if (!ok) {
+  if (!ok) return EndReads(absl::OkStatus());
+  auto request = std::make_shared<Request>();
+  {
+    ArrivedMessage arrived(incoming_);
+    incoming_.Clear();
+    // Where one message is none, nothing tells that the next is one, nor which request to answer.
+    if (absl::Status parsed = arrived.Parse(core_.limits.max_call_tokens, request->message); !parsed.ok()) {
+      return EndReads(std::move(parsed));
+    }
+    request->started = absl::Now();
+    // Whatever becomes of it: a client that reads no refusals must not pile them up either.
+    request->bytes = kRequestBytes + arrived.bytes();
     {
       absl::MutexLock lock(&mutex_);
-      reads_done_ = true;
-      if (!TakeFinish()) return;
+      ++requests_;
+      held_bytes_ += request->bytes;
     }
-    return Finish(finish_status_);
+    ++set_.in_flight_;
+    Handle(request, arrived);
   }
-  auto request = std::make_shared<Request>();
-  request->message.Swap(&incoming_);
-  request->started = absl::Now();
-  // Whatever becomes of it: a client that reads no refusals must not pile them up either.
-  request->bytes = kRequestBytes + static_cast<int64_t>(request->message.ByteSizeLong());
-  {
-    absl::MutexLock lock(&mutex_);
-    ++requests_;
-    held_bytes_ += request->bytes;
-  }
-  ++set_.in_flight_;
-  Handle(std::move(request));
+  request.reset();
   {
     absl::MutexLock lock(&mutex_);
     ReadOrPause();
+    if (!TakeFinish()) return;
+  }
+  Finish(finish_status_);
+}
+
+void StreamCall::EndReads(absl::Status why) {
+  {
+    absl::MutexLock lock(&mutex_);
+    reads_done_ = true;
+    fault_ = std::move(why);
     if (!TakeFinish()) return;
   }
   Finish(finish_status_);
@@ -104,28 +111,25 @@ absl::Time StreamCall::DeadlineOf(const v1::StreamRequest& message) const {
   return std::min(stream, absl::Now() + absl::Milliseconds(message.timeout_ms()));
 }
 
-void StreamCall::Handle(std::shared_ptr<Request> request) {
+void StreamCall::Handle(const std::shared_ptr<Request>& request, const ArrivedMessage& arrived) {
   core_.metrics.CallStarted();
   const v1::StreamRequest& message = request->message;
   switch (message.request_case()) {
-    case v1::StreamRequest::kApply: {
+    case v1::StreamRequest::kApply:
       request->method = "Stream.Apply";
-      absl::StatusOr<StepCall> step = DecodeApply(message.apply(), core_.decode_context());
-      std::vector<const void*> highways;
-      if (step.ok()) highways = HighwaysOf(message.apply(), *step);
-      return HandleStep(request, std::move(step), std::move(highways));
-    }
+      return HandleStep(request, DecodeApply(message.apply(), arrived.highway_bytes(), core_.decode_context()),
+                        arrived);
     case v1::StreamRequest::kPrepare:
       request->method = "Stream.Prepare";
-      return HandleStep(request, DecodePrepare(message.prepare(), core_.decode_context()), {});
+      return HandleStep(request, DecodePrepare(message.prepare(), core_.decode_context()), arrived);
     case v1::StreamRequest::kLookup:
       request->method = "Stream.Lookup";
-      return HandleStep(request, DecodeLookup(message.lookup(), core_.decode_context()), {});
+      return HandleStep(request, DecodeLookup(message.lookup(), core_.decode_context()), arrived);
     case v1::StreamRequest::kRelease: {
       request->method = "Stream.Release";
-      auto reply = std::make_unique<v1::StreamResponse>();
-      reply->set_last(true);
-      reply->mutable_release()->set_released(ReleaseTickets(core_, message.release()));
+      v1::StreamResponse reply;
+      reply.set_last(true);
+      reply.mutable_release()->set_released(ReleaseTickets(core_, message.release()));
       return Send(request, std::move(reply));
     }
     case v1::StreamRequest::kCloseSessions: {
@@ -134,9 +138,9 @@ void StreamCall::Handle(std::shared_ptr<Request> request) {
       return RunCloseSessions(core_, {sessions.begin(), sessions.end()}, DeadlineOf(message),
                               [this, request](const absl::Status& status, int32_t closed) {
                                 if (!status.ok()) return Fail(request, status);
-                                auto reply = std::make_unique<v1::StreamResponse>();
-                                reply->set_last(true);
-                                reply->mutable_close_sessions()->set_closed(closed);
+                                v1::StreamResponse reply;
+                                reply.set_last(true);
+                                reply.mutable_close_sessions()->set_closed(closed);
                                 Send(request, std::move(reply));
                               });
     }
@@ -148,7 +152,7 @@ void StreamCall::Handle(std::shared_ptr<Request> request) {
 }
 
 void StreamCall::HandleStep(const std::shared_ptr<Request>& request, absl::StatusOr<StepCall> step,
-                            std::vector<const void*> highways) {
+                            const ArrivedMessage& arrived) {
   if (!step.ok()) return Fail(request, step.status());
   const int64_t payload = step->request_bytes + step->reply_bytes;
   absl::StatusOr<Permit> permit = core_.budget.Admit({.tokens = step->tokens, .bytes = payload});
@@ -160,32 +164,33 @@ void StreamCall::HandleStep(const std::shared_ptr<Request>& request, absl::Statu
     held_bytes_ += step->reply_bytes;
   }
   request->reply.call = *std::move(step);
-  request->reply.highways = std::move(highways);
-  const size_t layers = request->reply.call.layers.size();
-  request->layers_left = layers;
-  const bool one_for_all = request->reply.call.form == Form::kPrepare;
-  for (size_t i = 0; i < layers; ++i) {
-    if (i == 0 || !one_for_all) request->replies.push_back(std::make_unique<v1::StreamResponse>());
-    v1::StreamResponse& reply = *request->replies.back();
-    request->reply.outputs.push_back(one_for_all ? reply.mutable_prepare()->add_layers() : reply.mutable_layer());
+  request->layers_left = request->reply.call.layers.size();
+  if (const absl::Status staged = StageHighways(core_, arrived, request->reply); !staged.ok()) {
+    return Fail(request, staged);
   }
+  core_.metrics.StageTook(Stage::kDecode, absl::Now() - request->started);
 
   StepHooks hooks;
   hooks.deadline = DeadlineOf(request->message);
   hooks.stream = id_;
   hooks.cancelled = [this] { return cancelled_.load(std::memory_order_relaxed); };
-  if (!one_for_all) hooks.layer_done = [this, request](size_t index) { LayerDone(request, index); };
+  if (request->reply.call.form != Form::kPrepare) {
+    hooks.layer_done = [this, request](size_t index) { LayerDone(request, index); };
+  }
   hooks.done = [this, request](const absl::Status& status) { StepDone(request, status); };
   RunStep(core_, request->reply, std::move(hooks));
 }
 
 void StreamCall::LayerDone(const std::shared_ptr<Request>& request, size_t index) {
-  std::unique_ptr<v1::StreamResponse> message = std::move(request->replies[index]);
+  v1::StreamResponse small;
   if (--request->layers_left == 0) {
-    message->set_last(true);
-    for (const absl::Status& status : request->reply.statuses) AddSequenceStatus(status, *message->add_sequences());
+    small.set_last(true);
+    for (const absl::Status& status : request->reply.statuses) AddSequenceStatus(status, *small.add_sequences());
   }
-  Send(request, std::move(message));
+  ReplyWriter tensors;
+  tensors.Layer(v1::StreamResponse::kLayerFieldNumber, std::move(request->reply.results[index]));
+  if (!request->reply.highways.empty()) request->reply.highways[index].reset();
+  Send(request, std::move(small), std::move(tensors));
 }
 
 void StreamCall::StepDone(const std::shared_ptr<Request>& request, const absl::Status& status) {
@@ -195,39 +200,38 @@ void StreamCall::StepDone(const std::shared_ptr<Request>& request, const absl::S
     return;
   }
   if (request->reply.call.form != Form::kPrepare) return;  // its last layer was its last message
-  std::unique_ptr<v1::StreamResponse> message = std::move(request->replies.front());
-  v1::PrepareResponse& prepare = *message->mutable_prepare();
-  prepare.set_ticket(request->reply.ticket);
-  prepare.set_server_epoch(core_.identity.epoch);
-  if (!request->reply.call.return_values) prepare.clear_layers();
-  message->set_last(true);
-  Send(request, std::move(message));
+  v1::StreamResponse small;
+  small.set_last(true);
+  ReplyWriter tensors;
+  tensors.Nest(v1::StreamResponse::kPrepareFieldNumber, WriteReply(request->reply, core_.identity.epoch));
+  Send(request, std::move(small), std::move(tensors));
 }
 
 void StreamCall::Fail(const std::shared_ptr<Request>& request, const absl::Status& status) {
   const RefusalDetail detail = DetailOf(status);
   if (!detail.offenders.empty()) core_.metrics.Refused(ReasonName(detail.offenders.front().reason));
-  auto message = std::make_unique<v1::StreamResponse>();
-  *message->mutable_error() = ToStatusMessage(status);
-  message->set_last(true);
-  Send(request, std::move(message));
+  v1::StreamResponse small;
+  *small.mutable_error() = ToStatusMessage(status);
+  small.set_last(true);
+  Send(request, std::move(small));
 }
 
-void StreamCall::Send(const std::shared_ptr<Request>& request, std::unique_ptr<v1::StreamResponse> message) {
-  message->set_request_id(request->message.request_id());
-  message->set_server_epoch(core_.identity.epoch);
-  if (message->last()) {
+void StreamCall::Send(const std::shared_ptr<Request>& request, v1::StreamResponse small, ReplyWriter tensors) {
+  small.set_request_id(request->message.request_id());
+  small.set_server_epoch(core_.identity.epoch);
+  tensors.Fields(small);
+  if (small.last()) {
     --set_.in_flight_;
     request->permit.GiveBackTokens();
     const absl::StatusCode code =
-        message->has_error() ? static_cast<absl::StatusCode>(message->error().code()) : absl::StatusCode::kOk;
+        small.has_error() ? static_cast<absl::StatusCode>(small.error().code()) : absl::StatusCode::kOk;
     core_.metrics.CallEnded(request->method, absl::StatusCodeToString(code), absl::Now() - request->started,
                             request->reply.call.request_bytes, request->reply.call.reply_bytes);
   }
   {
     absl::MutexLock lock(&mutex_);
-    if (message->last()) --requests_;
-    outgoing_.push_back({std::move(message), request});
+    if (small.last()) --requests_;
+    outgoing_.push_back({tensors.Take(), small.last(), request});
     WriteNext();
     if (!TakeFinish()) return;
   }
@@ -242,7 +246,7 @@ void StreamCall::WriteNext() {
   }
   if (outgoing_.empty()) return;
   writing_ = true;
-  StartWrite(outgoing_.front().message.get());
+  StartWrite(&outgoing_.front().message);
 }
 
 void StreamCall::OnWriteDone(bool ok) {
@@ -250,7 +254,7 @@ void StreamCall::OnWriteDone(bool ok) {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
     const Outgoing& sent = outgoing_.front();
-    if (sent.message->last()) held_bytes_ -= sent.request->bytes;
+    if (sent.last) held_bytes_ -= sent.request->bytes;
     outgoing_.pop_front();
     if (!ok) cancelled_.store(true, std::memory_order_relaxed);  // nobody reads any more
     WriteNext();
@@ -281,6 +285,8 @@ bool StreamCall::TakeFinish() {
   finished_ = true;
   if (cancelled) {
     finish_status_ = grpc::Status::CANCELLED;
+  } else if (!fault_.ok()) {
+    finish_status_ = ToWireStatus(fault_);
   } else if (!reads_done_) {
     finish_status_ = ToWireStatus(RefuseDraining());
   }

@@ -44,7 +44,7 @@ class StreamSet {
   std::atomic<int64_t> in_flight_{0};
 };
 
-class StreamCall final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamResponse> {
+class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   StreamCall(const Core& core, grpc::CallbackServerContext& context, uint64_t id, StreamSet& set);
 
@@ -54,9 +54,8 @@ class StreamCall final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::S
  private:
   // A request from its arrival until its last reply is sent.
   struct Request {
-    v1::StreamRequest message;
+    v1::StreamRequest message;  // without tensors
     StepReply reply;
-    std::vector<std::unique_ptr<v1::StreamResponse>> replies;  // one per layer; a Prepare's is one for all
     Permit permit;
     int64_t bytes = 0;  // held of the stream's limit
     size_t layers_left = 0;
@@ -64,7 +63,8 @@ class StreamCall final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::S
     const char* method = "";
   };
   struct Outgoing {
-    std::unique_ptr<v1::StreamResponse> message;
+    grpc::ByteBuffer message;
+    bool last = false;  // of its request
     std::shared_ptr<Request> request;
   };
 
@@ -74,13 +74,15 @@ class StreamCall final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::S
   void OnCancel() override;
   void OnDone() override;
 
-  void Handle(std::shared_ptr<Request> request);
+  void Handle(const std::shared_ptr<Request>& request, const ArrivedMessage& arrived);
   void HandleStep(const std::shared_ptr<Request>& request, absl::StatusOr<StepCall> step,
-                  std::vector<const void*> highways);
+                  const ArrivedMessage& arrived);
   void LayerDone(const std::shared_ptr<Request>& request, size_t index);
   void StepDone(const std::shared_ptr<Request>& request, const absl::Status& status);
   void Fail(const std::shared_ptr<Request>& request, const absl::Status& status);
-  void Send(const std::shared_ptr<Request>& request, std::unique_ptr<v1::StreamResponse> message);
+  // `tensors`: the reply's fields that hold some.
+  void Send(const std::shared_ptr<Request>& request, v1::StreamResponse small, ReplyWriter tensors = {});
+  void EndReads(absl::Status why);
   absl::Time DeadlineOf(const v1::StreamRequest& message) const;
 
   void ReadOrPause() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -94,12 +96,13 @@ class StreamCall final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::S
   const int64_t limit_bytes_;
   std::atomic<bool> cancelled_{false};
 
-  v1::StreamRequest incoming_;  // gRPC's while a read is under way
+  grpc::ByteBuffer incoming_;  // gRPC's while a read is under way
   absl::Mutex mutex_;
   std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // the front is gRPC's while a write is under way
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool paused_ ABSL_GUARDED_BY(mutex_) = false;
   bool reads_done_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status fault_ ABSL_GUARDED_BY(mutex_);  // of a message that is none: the stream ends with it
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status finish_status_;                    // written once, with finished_
@@ -109,6 +112,5 @@ class StreamCall final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::S
 
 // Shared with the unary methods.
 int32_t ReleaseTickets(const Core& core, const v1::ReleaseRequest& request);
-void AddSequenceStatus(const absl::Status& status, v1::SequenceStatus& out);
 
 }  // namespace engram

@@ -36,7 +36,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   void Hold(Permit permit) { permit_ = std::move(permit); }
 
   // Sends the reply as it stands (if OK) or the status.
-  void End(const absl::Status& status, int64_t reply_bytes);
+  void End(const absl::Status& status, int64_t reply_bytes = 0);
 
  private:
   ~UnaryCall() override;

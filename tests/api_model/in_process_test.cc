@@ -50,6 +50,7 @@ class InProcess final : public ApiDriver {
                .sessions = sessions_,
                .tickets = tickets_,
                .engine = engine_,
+               .staging = staging_,
                .metrics = metrics_}) {}
 
   std::vector<Reply> Run(const std::vector<Planned>& calls) override {
@@ -76,29 +77,28 @@ class InProcess final : public ApiDriver {
   // Stands for the call's handler; the call's hooks share it.
   struct Pending {
     StepReply step;
-    std::vector<std::unique_ptr<v1::LayerOutput>> outputs;
     size_t layers_done = 0;
     Permit permit;
-    bool prepares = false;
     absl::Status status;
     int32_t released = 0, closed = 0;
     std::promise<void> done;
   };
 
   void Submit(const Planned& planned, const std::shared_ptr<Pending>& pending) {
-    const v1::StreamRequest& request = planned.request;
+    const std::string bytes = planned.request.SerializeAsString();
+    const grpc::Slice slice(bytes);
+    ArrivedMessage arrived(grpc::ByteBuffer(&slice, 1));
+    v1::StreamRequest request;
+    const absl::Status parsed = arrived.Parse(core_.limits.max_call_tokens, request);
+    ASSERT_TRUE(parsed.ok()) << parsed;
     switch (request.request_case()) {
-      case v1::StreamRequest::kApply: {
-        absl::StatusOr<StepCall> step = DecodeApply(request.apply(), core_.decode_context());
-        std::vector<const void*> highways;
-        if (step.ok()) highways = HighwaysOf(request.apply(), *step);
-        return SubmitStep(std::move(step), std::move(highways), planned.stream, pending);
-      }
+      case v1::StreamRequest::kApply:
+        return SubmitStep(DecodeApply(request.apply(), arrived.highway_bytes(), core_.decode_context()), arrived,
+                          planned.stream, pending);
       case v1::StreamRequest::kPrepare:
-        pending->prepares = true;
-        return SubmitStep(DecodePrepare(request.prepare(), core_.decode_context()), {}, planned.stream, pending);
+        return SubmitStep(DecodePrepare(request.prepare(), core_.decode_context()), arrived, planned.stream, pending);
       case v1::StreamRequest::kLookup:
-        return SubmitStep(DecodeLookup(request.lookup(), core_.decode_context()), {}, planned.stream, pending);
+        return SubmitStep(DecodeLookup(request.lookup(), core_.decode_context()), arrived, planned.stream, pending);
       case v1::StreamRequest::kRelease:
         pending->released = ReleaseTickets(core_, request.release());
         return pending->done.set_value();
@@ -113,7 +113,7 @@ class InProcess final : public ApiDriver {
     }
   }
 
-  void SubmitStep(absl::StatusOr<StepCall> step, std::vector<const void*> highways, uint64_t stream,
+  void SubmitStep(absl::StatusOr<StepCall> step, const ArrivedMessage& arrived, uint64_t stream,
                   const std::shared_ptr<Pending>& pending) {
     if (!step.ok()) {
       pending->status = step.status();
@@ -124,11 +124,7 @@ class InProcess final : public ApiDriver {
     ASSERT_TRUE(permit.ok()) << permit.status();
     pending->permit = *std::move(permit);
     pending->step.call = *std::move(step);
-    pending->step.highways = std::move(highways);
-    for (size_t i = 0; i < pending->step.call.layers.size(); ++i) {
-      pending->outputs.push_back(std::make_unique<v1::LayerOutput>());
-      pending->step.outputs.push_back(pending->outputs.back().get());
-    }
+    ASSERT_TRUE(StageHighways(core_, arrived, pending->step).ok());
     StepHooks hooks;
     hooks.stream = stream;
     hooks.cancelled = [] { return false; };
@@ -141,7 +137,7 @@ class InProcess final : public ApiDriver {
     RunStep(core_, pending->step, std::move(hooks));
   }
 
-  static Reply ReplyOf(const Pending& pending) {
+  static Reply ReplyOf(Pending& pending) {
     Reply reply;
     reply.released = pending.released;
     reply.closed = pending.closed;
@@ -151,14 +147,29 @@ class InProcess final : public ApiDriver {
                                               : std::string(ReasonName(detail.offenders.front().reason));
       return reply;
     }
-    EXPECT_EQ(pending.layers_done, pending.outputs.size()) << "what a stream sends its replies by";
+    EXPECT_EQ(pending.layers_done, pending.step.results.size()) << "what a stream sends its replies by";
     for (const absl::Status& status : pending.step.statuses) {
       const RefusalDetail detail = DetailOf(status);
       reply.statuses.emplace_back(detail.offenders.empty() ? "" : ReasonName(detail.offenders.front().reason));
     }
-    reply.ticket = pending.step.ticket;
-    if (pending.prepares && !pending.step.call.return_values) return reply;
-    for (const auto& output : pending.outputs) reply.layers.push_back(*output);
+    const bool prepares = pending.step.call.form == Form::kPrepare;
+    grpc::ByteBuffer written = WriteReply(pending.step, 7).Take();
+    grpc::Slice whole;
+    EXPECT_TRUE(written.DumpToSingleSlice(&whole).ok());
+    const auto size = static_cast<int>(whole.size());
+    if (prepares) {
+      v1::PrepareResponse response;
+      EXPECT_TRUE(response.ParseFromArray(whole.begin(), size));
+      EXPECT_EQ(response.server_epoch(), 7);
+      reply.ticket = response.ticket();
+      reply.layers = {response.layers().begin(), response.layers().end()};
+    } else {
+      v1::ApplyResponse response;  // a LookupResponse has the same fields
+      EXPECT_TRUE(response.ParseFromArray(whole.begin(), size));
+      EXPECT_EQ(response.server_epoch(), 7);
+      EXPECT_EQ(response.sequences_size(), static_cast<int>(pending.step.statuses.size()));
+      reply.layers = {response.layers().begin(), response.layers().end()};
+    }
     return reply;
   }
 
@@ -166,6 +177,7 @@ class InProcess final : public ApiDriver {
   Budget budget_{BudgetOptions{}};
   SessionTable sessions_;
   TicketStore tickets_;
+  StagingPool staging_{int64_t{64} << 20};
   Engine engine_;
   const Core core_;
 };

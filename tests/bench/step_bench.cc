@@ -80,8 +80,9 @@ class StepCall {
     prepared->tokens = tokens;
     prepared->ids.resize(static_cast<size_t>(tokens * shape_.layers * shape_.columns));
     for (int layer = 0; layer < shape_.layers; ++layer) {
-      Prepared::LayerKv kv = {layer, std::vector<kernels::Bf16>(static_cast<size_t>(tokens * shape_.kv_values()))};
-      for (kernels::Bf16& value : kv.kv) value = static_cast<kernels::Bf16>((random_() & 0x83FFu) | 0x3C00u);
+      const int64_t values = tokens * shape_.kv_values();
+      Prepared::LayerKv kv = {layer, staging_.Take(values * static_cast<int64_t>(sizeof(kernels::Bf16)))};
+      for (int64_t i = 0; i < values; ++i) kv.kv()[i] = static_cast<kernels::Bf16>((random_() & 0x83FFu) | 0x3C00u);
       prepared->layers.push_back(std::move(kv));
     }
     return prepared;
@@ -90,6 +91,7 @@ class StepCall {
   const StepShape& shape_;
   const uint32_t ids_;  // compressed ids there are
   std::mt19937 random_{7};
+  StagingPool staging_{0};
   Call call_;
   std::vector<std::vector<float>> highways_;
   std::vector<std::vector<uint8_t>> outs_;

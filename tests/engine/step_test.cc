@@ -83,7 +83,8 @@ TEST(StepTest, ATicketsTokensAreNotHashedAndReadWhatWasPrepared) {
   auto prepared = std::make_shared<Prepared>();
   prepared->tokens = 8;
   prepared->ids.resize(8 * 3 * 4);
-  prepared->layers = {{.layer = 1, .kv = std::vector<kernels::Bf16>(8 * 15)}};
+  StagingPool staging(0);
+  prepared->layers = {{.layer = 1, .memory = staging.Take(8 * 15 * 2)}};
   Call call;
   call.sequences = {{.tokens = 4}};
   call.tokens = 4;
@@ -97,7 +98,7 @@ TEST(StepTest, ATicketsTokensAreNotHashedAndReadWhatWasPrepared) {
   EXPECT_EQ(step.hashed_tokens, 0);
   EXPECT_TRUE(step.runs.empty());
   ASSERT_EQ(step.layers.size(), 2);
-  EXPECT_EQ(step.layers[0].slices[0].kv, prepared->layers[0].kv.data() + 3 * 15);
+  EXPECT_EQ(step.layers[0].slices[0].kv, prepared->layers[0].kv() + 3 * 15);
   EXPECT_EQ(step.layers[1].slices[0].kv, nullptr) << "not prepared: computed from the ids kept";
   EXPECT_EQ(step.layers[1].slices[0].ids, prepared->ids.data() + 3 * 12 + 2 * 4);
   EXPECT_EQ(step.layers[1].slices[0].id_stride, 12);

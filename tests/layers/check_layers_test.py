@@ -33,6 +33,7 @@ class CheckLayersTest(unittest.TestCase):
             "server/engine/engine.h": '#include "server/model/model.h"\n#include "server/observe/metrics.h"\n',
             "server/session/table.h": '#include "server/refusal/refusal.h"\n',
             "server/admission/budget.h": '#include "server/refusal/refusal.h"\n',
+            "server/regions/store.h": '#include "server/refusal/refusal.h"\n#include "server/observe/log.h"\n',
             "server/transport/service.cc": '#include "server/engine/engine.h"\n#include "engram/v1/engram.pb.h"\n',
             "server/server.cc": '#include "server/transport/service.h"\n#include "kernels/kernels.h"\n',
             "server/options_file.cc": '#include "server/engine/engine.h"\n',
@@ -56,6 +57,9 @@ class CheckLayersTest(unittest.TestCase):
             ("server/transport/x.cc", "client/client.h"),
             ("server/model/x.cc", "server/engine/y.h"),
             ("server/model/x.cc", "server/session/y.h"),
+            ("server/regions/x.cc", "server/engine/y.h"),
+            ("server/regions/x.cc", "server/transport/y.h"),
+            ("server/engine/x.cc", "server/regions/y.h"),
         ]:
             with self.subTest(path=path, target=target):
                 self.assertEqual(self.include(path, target), ["layer"])

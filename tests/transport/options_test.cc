@@ -37,6 +37,8 @@ TEST(OptionsTest, DefaultsAreThoseOfTheContract) {
   EXPECT_EQ(o.drain_delay_secs, 5);
   EXPECT_EQ(o.drain_timeout_secs, 30);
   EXPECT_EQ(o.probe_interval_secs, 300);
+  EXPECT_EQ(o.shm_listen, "off");
+  EXPECT_EQ(o.shm_memory_bytes, int64_t{1} << 30);
   EXPECT_GE(o.threads, 1);
   EXPECT_EQ(o.residency, Residency::kRam);
 }
@@ -85,6 +87,9 @@ TEST(OptionsTest, MistakesAreNamedWithTheirFlag) {
       {{"--model", "m", "--http-listen", "0.0.0.0:8002"}, "--http-listen"},
       {{"--model", "m", "--max-queue-bytes", "1MiB"}, "would never be admitted"},
       {{"--model", "m", "--probe-interval-secs", "-1"}, "--probe-interval-secs"},
+      {{"--model", "m", "--shm-listen", "127.0.0.1:8004"}, "--shm-listen 127.0.0.1:8004"},
+      {{"--model", "m", "--shm-listen", "unix:"}, "--shm-listen"},
+      {{"--model", "m", "--shm-memory-bytes", "1"}, "--shm-memory-bytes"},
       {{"--model", "m", "stray"}, "stray"},
   };
   for (const Mistake& mistake : mistakes) {

@@ -7,9 +7,16 @@
 #include "server/engine/cpu_backend.h"
 #include "server/refusal/refusal.h"
 #include "server/transport/step_call.h"
+#include "server/transport/step_reply.h"
 
 namespace engram {
 namespace {
+
+std::vector<int64_t> HighwayBytesOf(const v1::ApplyRequest& request) {
+  std::vector<int64_t> bytes;
+  for (const v1::LayerInput& layer : request.layers()) bytes.push_back(static_cast<int64_t>(layer.highway().size()));
+  return bytes;
+}
 
 class StepDecoderTest : public ::testing::Test {
  protected:
@@ -43,7 +50,7 @@ TEST_F(StepDecoderTest, IdsAreCompressedMaskedAndLookbackTurnedAround) {
   sequence.set_token_mask(std::string("\x01\x00\xff", 3));
   for (const int token : {20, 21, -1}) sequence.add_lookback_token_ids(token);
   request.add_layers()->set_layer_id(14);
-  const absl::StatusOr<StepCall> call = DecodeApply(request, context());
+  const absl::StatusOr<StepCall> call = DecodeApply(request, HighwayBytesOf(request), context());
   ASSERT_TRUE(call.ok()) << call.status();
   const absl::Span<const int32_t> map = model().token_map();
   ASSERT_EQ(call->claims.size(), 1);
@@ -63,7 +70,7 @@ TEST_F(StepDecoderTest, AMaskOfOneSequenceLeavesTheOthersLive) {
   masked.add_token_ids(2);
   masked.set_token_mask(std::string(1, '\0'));
   request.add_layers()->set_layer_id(1);
-  const absl::StatusOr<StepCall> call = DecodeApply(request, context());
+  const absl::StatusOr<StepCall> call = DecodeApply(request, HighwayBytesOf(request), context());
   ASSERT_TRUE(call.ok()) << call.status();
   EXPECT_EQ(call->token_mask, (std::vector<uint8_t>{1, 0}));
 }
@@ -89,17 +96,20 @@ TEST_F(StepDecoderTest, UnknownEnumValuesAreRefusedByName) {
     apply.set_form(v1::FORM_KV);
     apply.add_sequences()->add_token_ids(1);
     apply.add_layers()->set_layer_id(1);
-    ASSERT_TRUE(DecodeApply(apply, context()).ok());
+    ASSERT_TRUE(DecodeApply(apply, HighwayBytesOf(apply), context()).ok());
     v1::ApplyRequest spoiled = apply;
     spoiled.set_priority(priority);
-    expect(DecodeApply(spoiled, context()).status(), Reason::kForm, "priority", value, "PRIORITY_DECODE (1)");
+    expect(DecodeApply(spoiled, HighwayBytesOf(spoiled), context()).status(), Reason::kForm, "priority", value,
+           "PRIORITY_DECODE (1)");
     spoiled = apply;
     spoiled.set_highway_dtype(static_cast<v1::HighwayDtype>(unknown));
-    expect(DecodeApply(spoiled, context()).status(), Reason::kDtype, "highway_dtype", value, "HIGHWAY_DTYPE_BF16 (2)");
+    expect(DecodeApply(spoiled, HighwayBytesOf(spoiled), context()).status(), Reason::kDtype, "highway_dtype", value,
+           "HIGHWAY_DTYPE_BF16 (2)");
     spoiled = apply;
     spoiled.mutable_layers(0)->set_highway(std::string(1024, '\0'));  // of the default form, so that only one is wrong
     spoiled.set_form(static_cast<v1::Form>(unknown));
-    expect(DecodeApply(spoiled, context()).status(), Reason::kForm, "form", value, "FORM_HIGHWAY (1)");
+    expect(DecodeApply(spoiled, HighwayBytesOf(spoiled), context()).status(), Reason::kForm, "form", value,
+           "FORM_HIGHWAY (1)");
 
     v1::PrepareRequest prepare;
     prepare.add_sequences()->add_token_ids(1);
@@ -124,7 +134,7 @@ TEST_F(StepDecoderTest, FormsOfAnotherRpcAreRefused) {
   apply.set_form(v1::FORM_ROWS_NATIVE);
   apply.add_sequences()->add_token_ids(1);
   apply.add_layers()->set_layer_id(1);
-  EXPECT_EQ(DetailOf(DecodeApply(apply, context()).status()).offenders.at(0).value, "3");
+  EXPECT_EQ(DetailOf(DecodeApply(apply, HighwayBytesOf(apply), context()).status()).offenders.at(0).value, "3");
   v1::LookupRequest lookup;
   lookup.set_form(v1::FORM_GATE);
   lookup.add_sequences()->add_token_ids(1);
@@ -135,6 +145,7 @@ TEST_F(StepDecoderTest, FormsOfAnotherRpcAreRefused) {
 // Any bytes that parse as a request are decoded or refused with a reason; nothing else.
 TEST_F(StepDecoderTest, MutatedRequestsAreDecodedOrRefusedWithAReason) {
   std::mt19937 random(17);
+  StagingPool staging(1 << 20);
   int decoded = 0, refused = 0, unparsed = 0;
   for (int i = 0; i < 20000; ++i) {
     v1::ApplyRequest request;
@@ -160,13 +171,15 @@ TEST_F(StepDecoderTest, MutatedRequestsAreDecodedOrRefusedWithAReason) {
       ++unparsed;
       continue;
     }
-    const absl::StatusOr<StepCall> call = DecodeApply(mutated, context());
+    const absl::StatusOr<StepCall> call = DecodeApply(mutated, HighwayBytesOf(mutated), context());
     if (call.ok()) {
       ++decoded;
-      for (const int index : call->layers) {
-        v1::LayerOutput output;
-        const CallLayer out = LayOut(*call, index, model(), shape_, nullptr, output);
-        ASSERT_TRUE(out.out != nullptr || out.gates != nullptr);
+      for (size_t index = 0; index < call->layers.size(); ++index) {
+        const StagingMemory highway = ReadsHighway(call->form) ? staging.Take(1) : nullptr;
+        LayerResult result;
+        const absl::StatusOr<CallLayer> out = LayOut(*call, index, model(), shape_, staging, highway, result);
+        ASSERT_TRUE(out.ok()) << out.status();
+        ASSERT_TRUE(out->out != nullptr || out->gates != nullptr);
       }
     } else {
       ++refused;

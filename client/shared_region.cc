@@ -1,0 +1,129 @@
+#include "client/shared_region.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace engram::client {
+namespace {
+
+constexpr char kRegionComes = 1;
+constexpr char kNoMemory = 0;
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int fd() const { return fd_; }
+  int Take() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+absl::Status NoRegion(const RegionClaim& claim, absl::string_view why) {
+  return absl::UnavailableError(
+      absl::StrCat("no shared memory of ", claim.replica, " by its socket ", claim.socket, ": ", why));
+}
+
+// A connected socket on which the token was sent.
+absl::StatusOr<Descriptor> Present(const RegionClaim& claim, absl::Duration timeout) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  if (claim.socket.empty() || claim.socket.size() >= sizeof name.sun_path) return NoRegion(claim, "no unix path");
+  std::memcpy(name.sun_path, claim.socket.data(), claim.socket.size());
+  Descriptor connection(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const timeval limit = absl::ToTimeval(timeout);
+  ::setsockopt(connection.fd(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  ::setsockopt(connection.fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  if (::connect(connection.fd(), reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0 ||
+      ::send(connection.fd(), claim.token.data(), claim.token.size(), MSG_NOSIGNAL) !=
+          static_cast<ssize_t>(claim.token.size())) {
+    return NoRegion(claim, std::strerror(errno));
+  }
+  return connection;
+}
+
+// The descriptor of the region; one byte comes with it.
+absl::StatusOr<Descriptor> Receive(const RegionClaim& claim, int connection) {
+  char byte = kRegionComes;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  ssize_t got = 0;
+  do {
+    got = ::recvmsg(connection, &message, MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) return NoRegion(claim, std::strerror(errno));
+  if (got == 0) return NoRegion(claim, "it was closed: another server's, or the token came too late");
+  if (byte == kNoMemory) {
+    return absl::ResourceExhaustedError(absl::StrCat(claim.replica, " has no memory for a region of ", claim.bytes));
+  }
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (byte != kRegionComes || header == nullptr || header->cmsg_level != SOL_SOCKET ||
+      header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int))) {
+    return NoRegion(claim, "what came is no region");
+  }
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+  return Descriptor(fd);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Fetch(const RegionClaim& claim, absl::Duration timeout) {
+  absl::StatusOr<Descriptor> connection = Present(claim, timeout);
+  if (!connection.ok()) return connection.status();
+  absl::StatusOr<Descriptor> region = Receive(claim, connection->fd());
+  if (!region.ok()) return region.status();
+  // It must not become shorter than what is mapped: that would be SIGBUS.
+  struct stat file {};
+  const int seals = ::fcntl(region->fd(), F_GET_SEALS);
+  if (::fstat(region->fd(), &file) != 0 || claim.bytes < 1 || file.st_size < claim.bytes || seals < 0 ||
+      (seals & F_SEAL_SHRINK) == 0) {
+    return NoRegion(claim, "what came is not as long as was granted, or not sealed");
+  }
+  const auto bytes = static_cast<size_t>(claim.bytes);
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, region->fd(), /*offset=*/0);
+  if (data == MAP_FAILED) return NoRegion(claim, std::strerror(errno));
+  return std::unique_ptr<SharedRegion>(new SharedRegion(claim, connection->Take(), static_cast<char*>(data), bytes));
+}
+
+SharedRegion::~SharedRegion() {
+  ::close(connection_);
+  ::munmap(data_, bytes_);
+}
+
+std::optional<uint64_t> SharedRegion::OffsetOf(absl::Span<const char> bytes) const {
+  if (bytes.empty()) return 0;
+  const auto begin = reinterpret_cast<uintptr_t>(data_);
+  const auto at = reinterpret_cast<uintptr_t>(bytes.data());
+  if (at < begin || bytes.size() > bytes_ || at - begin > bytes_ - bytes.size()) return std::nullopt;
+  return at - begin;
+}
+
+absl::Status SharedRegion::Usable() const {
+  if (!spoiled_.load()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the region is spoiled: a call with it ended without an answer, so its server may still write to it; open "
+      "another");
+}
+
+}  // namespace engram::client

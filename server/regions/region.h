@@ -1,0 +1,50 @@
+// Memory that the server shares with one worker: a sealed memfd, mapped here once.
+//
+// The server makes it, so its size is the server's: seals keep everyone from shrinking it (a touch of what is cut off
+// would be SIGBUS) and from growing it. All of it is allocated at once, so that a control group's limit is met when the
+// region is made and not in the middle of a step.
+//
+// What stands in it may change at any moment, also between two reads of the same step: the worker writes as it likes.
+// So offsets and lengths come from messages, never from here; what is read here are a highway's values, which kernels
+// compute with and index nothing by. A worker that scribbles gets a wrong result in its own region.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+namespace engram {
+
+// Immutable but for the memory itself; any thread.
+class Region {
+ public:
+  // `bytes` >= 1, in whole pages. RESOURCE_EXHAUSTED, with the system's reason, where there is no such memory.
+  static absl::StatusOr<std::shared_ptr<Region>> Create(int64_t bytes);
+
+  // Gives the memory back, whoever else still has the descriptor or a mapping: they find zeros, and pages that they
+  // touch from then on are their own to account for.
+  ~Region();
+
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  int64_t bytes() const { return bytes_; }
+  // For the worker; stays the region's.
+  int fd() const { return fd_; }
+
+  // Bytes [offset, offset + bytes); null where they are not all within.
+  char* At(uint64_t offset, uint64_t bytes) const;
+
+ private:
+  Region(int fd, char* data, int64_t bytes) : fd_(fd), data_(data), bytes_(bytes) {}
+
+  const int fd_;
+  char* const data_;
+  const int64_t bytes_;
+};
+
+// Rounded up to whole pages; `bytes` is at least 1 and below 2^62.
+int64_t WholePages(int64_t bytes);
+
+}  // namespace engram
