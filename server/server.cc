@@ -203,6 +203,7 @@ class RunningServer final : public Server {
     const SessionStats stats = sessions_.stats();
     const TicketStats tickets = tickets_.stats();
     metrics_.SetTickets(tickets.tickets, tickets.bytes);
+    metrics_.SetProcess(ReadProcessUsage());
     metrics_.SetSessions(stats.sessions, stats.bytes, stats.evicted_idle, stats.evicted_memory);
   }
 
