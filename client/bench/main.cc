@@ -77,7 +77,9 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::fprintf(stderr, "engram-bench: %s (--help lists the flags)\n", error.what());
+    const std::vector<CLI::App*> chosen = app.get_subcommands();
+    const std::string command = chosen.empty() ? "" : chosen.front()->get_name() + " ";
+    std::fprintf(stderr, "engram-bench: %s (%s--help lists the flags)\n", error.what(), command.c_str());
     return kExitError;
   }
   for (const Command& command : commands) {

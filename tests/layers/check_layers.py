@@ -39,8 +39,8 @@ MAY_INCLUDE = {
     "transport": {"admission", "session", "engine", "regions", "model", "kernels", "refusal", "observe"},
     "client": set(),
     "bench": {"client", "recompute", "local"},
-    "local": {"bench", "client", "model", "kernels", "engine", "refusal", "observe"},
-    "recompute": {"bench", "client", "model", "kernels", "engine", "refusal", "observe"},
+    "local": {"bench", "client", "model", "kernels", "engine"},
+    "recompute": {"bench", "client", "model", "kernels", "engine"},
     "root": {"transport", "admission", "session", "engine", "regions", "model", "kernels", "refusal", "observe"},
 }
 
