@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Turns results of scripts/bench --worker into its part of docs/performance.md and a plot beside it.
 
-    bench_worker_report.py RESULTS DOCS     RESULTS/{broadcast,slice,machine}.json -> DOCS/performance.md (between its
+    bench_worker_report.py RESULTS DOCS     RESULTS/{broadcast,slice,machine,when}.json -> DOCS/performance.md (between its
                                             markers) and DOCS/performance-worker.svg
 
 scripts/bench_worker runs it. Standard library only.
@@ -45,12 +45,13 @@ def row(run: dict, fanout: str) -> list[str]:
             run["bound_by"]]
 
 
-def section(results: dict[str, dict], machine: dict) -> list[str]:
+def section(results: dict[str, dict], machine: dict, when: dict) -> list[str]:
     options = results["broadcast"]["options"]
     layers = [layer["layer"] for layer in results["broadcast"]["runs"][0]["layers"]]
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['isa'])}), {machine['memory_gib']} GiB of memory; "
-        f"`scripts/bench --worker`: {results['broadcast']['server']}; server and workers share this machine, over a unix "
+        f"{when['date']}, `scripts/bench --worker{' --realtime' if when['realtime'] else ''}`. Load average when it began: "
+        f"{when['load']:.1f}. {results['broadcast']['server']}; server and workers share this machine, over a unix "
         f"socket. Steps of {options['step_ms']:g} ms, {options['depth']} layers, {options['batch']} sequences of 1 + "
         f"{options['spec_k']} tokens, drafts accepted at {options['accept']:g}, at most {options['prefill_chunk']} prompt "
         f"tokens in a step, {options['dtype']} highway, {options['duration_secs']:g} s a run. {options['tp']} ranks: one "
@@ -95,12 +96,12 @@ def main() -> None:
         sys.exit(f"bench_worker_report: {page} must have the lines '{BEGIN}' and '{END}' once each, in this order")
     try:
         results = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("broadcast", "slice")}
-        machine = json.loads((folder / "machine.json").read_text())
+        machine, when = (json.loads((folder / f"{name}.json").read_text()) for name in ("machine", "when"))
     except FileNotFoundError as error:
         sys.exit(f"bench_worker_report: no {error.filename}: run scripts/bench --worker first")
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
-    page.write_text(head + BEGIN + "\n\n" + "\n".join(section(results, machine)) + "\n" + END + tail)
+    page.write_text(head + BEGIN + "\n\n" + "\n".join(section(results, machine, when)) + "\n" + END + tail)
     (docs / "performance-worker.svg").write_text(plot(results))
     print(f"wrote {page} and {docs / 'performance-worker.svg'}")
 

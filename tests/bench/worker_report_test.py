@@ -43,6 +43,7 @@ def measure(results: pathlib.Path, folder: pathlib.Path) -> None:
     machine = subprocess.run([sys.executable, "-B", str(SCRIPTS / "bench_report.py"), "machine"], capture_output=True,
                              check=True)
     (results / "machine.json").write_bytes(machine.stdout)
+    (results / "when.json").write_text('{"date": "2026-01-02", "load": 0.5, "realtime": false}')
 
 
 def write(results: pathlib.Path, docs: pathlib.Path) -> subprocess.CompletedProcess:
