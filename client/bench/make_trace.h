@@ -20,8 +20,8 @@ struct TraceShape {
 // sequences end after 20 to 200 steps and others take their places.
 std::vector<TraceStep> DecodeTrace(const TraceShape& shape);
 
-// A worker busy with prompts: most steps hold a chunk of up to 256 tokens of one, beside the tokens of half a batch that
-// decodes. Prompts are made of phrases that repeat, Zipf-like.
+// A worker busy with prompts: most steps hold a chunk of up to 256 tokens of one, beside the tokens of half a batch
+// that decodes. Prompts are made of phrases that repeat, Zipf-like.
 std::vector<TraceStep> PrefillTrace(const TraceShape& shape);
 
 // engram-bench make-trace decode|prefill --out FILE

@@ -102,15 +102,17 @@ class Page {
     for (const Point& point : report_.points) {
       Row("", PointName(report_, point), point.service);
       if (!point.echo.has_value()) continue;
-      Row(" class=\"echo\"", absl::StrFormat("the echo: %.2f x throughput, %.2f x p50", point.echo->throughput_ratio,
-                                             point.echo->p50_ratio),
+      Row(" class=\"echo\"",
+          absl::StrFormat("the echo: %.2f x throughput, %.2f x p50", point.echo->throughput_ratio,
+                          point.echo->p50_ratio),
           point.echo->stretch);
     }
     Add("</tbody></table></div>");
     if (report_.points.empty() || !report_.points.front().echo.has_value()) return;
-    Add(absl::StrCat("<p class=\"note\">The echo answers the same number of bytes and computes nothing; the factors are "
-                     "the service's figure divided by the echo's, medians of ",
-                     report_.rounds, " rounds in turn.</p>"));
+    Add(absl::StrCat(
+        "<p class=\"note\">The echo answers the same number of bytes and computes nothing; the factors are "
+        "the service's figure divided by the echo's, medians of ",
+        report_.rounds, " rounds in turn.</p>"));
   }
 
   // What was swept: concurrency if it was, else tokens.

@@ -85,7 +85,8 @@ std::string Panel(absl::string_view name, const std::vector<double>& xs, const s
            Text(kLeft - 6, y_of(tick) + 4, "end", tick_text(tick));
   }
   std::string path;
-  for (size_t i = 0; i < xs.size(); ++i) absl::StrAppendFormat(&path, "%s%.1f,%.1f", i == 0 ? "" : " ", xs[i], y_of(ys[i]));
+  for (size_t i = 0; i < xs.size(); ++i)
+    absl::StrAppendFormat(&path, "%s%.1f,%.1f", i == 0 ? "" : " ", xs[i], y_of(ys[i]));
   svg += absl::StrCat("<polyline class=\"curve\" points=\"", path, "\"/>");
   for (size_t i = 0; i < xs.size(); ++i) {
     svg += absl::StrFormat("<circle class=\"dot\" cx=\"%.1f\" cy=\"%.1f\" r=\"4\"><title>%s</title></circle>", xs[i],
@@ -151,11 +152,12 @@ std::string HistogramSvg(absl::string_view title, const LatencyHistogram& latenc
     if (bar.count == 0) continue;
     const double x = axis.X(bar.from);
     const double y = y_of(bar.count, highest);
-    absl::StrAppendFormat(&svg,
-                          "<rect class=\"bar\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"><title>%s to %s: %d "
-                          "calls</title></rect>",
-                          x, y, std::max(1.0, axis.X(bar.to) - x - 1), kBottom - y, DurationText(bar.from),
-                          DurationText(bar.to), bar.count);
+    absl::StrAppendFormat(
+        &svg,
+        "<rect class=\"bar\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"><title>%s to %s: %d "
+        "calls</title></rect>",
+        x, y, std::max(1.0, axis.X(bar.to) - x - 1), kBottom - y, DurationText(bar.from), DurationText(bar.to),
+        bar.count);
   }
   if (!others.empty()) {
     std::string path = absl::StrFormat("M%.1f %.1f", axis.X(others.front().from), kBottom);
@@ -165,8 +167,7 @@ std::string HistogramSvg(absl::string_view title, const LatencyHistogram& latenc
     absl::StrAppendFormat(&svg, "<path class=\"other\" d=\"%sV%.1f\"/>", path, kBottom);
   }
   svg += Line("axis", kLeft, kBottom, kWidth - kRight, kBottom) +
-         Text(kLeft - 6, y_of(static_cast<int64_t>(highest), highest) + 4, "end",
-              RateText(highest)) +
+         Text(kLeft - 6, y_of(static_cast<int64_t>(highest), highest) + 4, "end", RateText(highest)) +
          Mark(axis, latency.Quantile(0.5), "p50", 2, kBottom) + Mark(axis, latency.Quantile(0.99), "p99", 14, kBottom);
   return svg + "</svg>";
 }

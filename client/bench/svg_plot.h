@@ -13,8 +13,8 @@ namespace engram::bench {
 // Text as HTML and SVG may hold it, in elements and in quoted attributes.
 std::string Escaped(absl::string_view text);
 
-// How many calls took how long, on a logarithmic axis, with p50 and p99 marked. `other`, not null: a second histogram as
-// a line of steps, each scaled to its own highest bar. `title` is read out in place of the picture.
+// How many calls took how long, on a logarithmic axis, with p50 and p99 marked. `other`, not null: a second histogram
+// as a line of steps, each scaled to its own highest bar. `title` is read out in place of the picture.
 std::string HistogramSvg(absl::string_view title, const LatencyHistogram& latency, const LatencyHistogram* other);
 
 struct CurvePoint {

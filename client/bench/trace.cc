@@ -73,7 +73,8 @@ class LineParser {
     if (!(ms >= 0 && ms <= kMostMillis)) return Wrong("at_ms", Shown(value), "milliseconds in [0, 1e9]");
     *at = static_cast<int64_t>(std::llround(ms * 1e6));
     if (*at >= previous) return absl::OkStatus();
-    return Wrong("at_ms", Shown(value), absl::StrCat("no less than the step before's, ", static_cast<double>(previous) / 1e6));
+    return Wrong("at_ms", Shown(value),
+                 absl::StrCat("no less than the step before's, ", static_cast<double>(previous) / 1e6));
   }
 
   absl::Status FormOf(const json& value, std::optional<client::Form>* form) const {
@@ -166,7 +167,8 @@ absl::StatusOr<std::vector<TraceStep>> ParseTrace(const std::string& name, absl:
     step->line = number;
     steps.push_back(*std::move(step));
   }
-  if (steps.empty()) return absl::InvalidArgumentError(absl::StrCat(name, ": holds no step, expected a JSON object a line"));
+  if (steps.empty())
+    return absl::InvalidArgumentError(absl::StrCat(name, ": holds no step, expected a JSON object a line"));
   return steps;
 }
 

@@ -26,7 +26,7 @@ struct TraceSequence {
 };
 
 struct TraceStep {
-  int64_t at = 0;  // nanoseconds from the trace's beginning, never less than the step before
+  int64_t at = 0;                    // nanoseconds from the trace's beginning, never less than the step before
   std::optional<client::Form> form;  // none: the run's
   std::vector<TraceSequence> sequences;
   size_t line = 0;  // of the file, from 1
