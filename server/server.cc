@@ -232,6 +232,7 @@ class RunningServer final : public Server {
     metrics_.SetTickets(tickets.tickets, tickets.bytes);
     const RegionStats regions = regions_.stats();
     metrics_.SetRegions(regions.regions, regions.bytes);
+    metrics_.SetProcess(ReadProcessUsage());
     metrics_.SetSessions(stats.sessions, stats.bytes, stats.evicted_idle, stats.evicted_memory);
   }
 

@@ -3,6 +3,8 @@
 #include <malloc.h>
 
 #include <cctype>
+#include <cstdio>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -70,7 +72,15 @@ int Main(int argc, char** argv) {
       NameEnvironmentTwins(app, "ENGRAM_BENCH_" + name + "_");
     });
   }
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    const std::vector<CLI::App*> chosen = app.get_subcommands();
+    const std::string command = chosen.empty() ? "" : chosen.front()->get_name() + " ";
+    std::fprintf(stderr, "engram-bench: %s (%s--help lists the flags)\n", error.what(), command.c_str());
+    return kExitError;
+  }
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run();
   }

@@ -167,7 +167,8 @@ std::string HistogramSvg(absl::string_view title, const LatencyHistogram& latenc
     absl::StrAppendFormat(&svg, "<path class=\"other\" d=\"%sV%.1f\"/>", path, kBottom);
   }
   svg += Line("axis", kLeft, kBottom, kWidth - kRight, kBottom) +
-         Text(kLeft - 6, y_of(static_cast<int64_t>(highest), highest) + 4, "end", RateText(highest)) +
+         Text(kLeft - 6, y_of(static_cast<int64_t>(highest), highest) + 4, "end",
+              absl::StrCat(static_cast<int64_t>(highest))) +
          Mark(axis, latency.Quantile(0.5), "p50", 2, kBottom) + Mark(axis, latency.Quantile(0.99), "p99", 14, kBottom);
   return svg + "</svg>";
 }

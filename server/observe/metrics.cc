@@ -110,6 +110,23 @@ struct Metrics::Series {
                                             .Help("Golden-row probes that found a wrong row or a wrong step.")
                                             .Register(*registry)
                                             .Add({});
+  prometheus::Counter& cpu_seconds = BuildCounter()
+                                         .Name("process_cpu_seconds_total")
+                                         .Help("User and system CPU time of the process.")
+                                         .Register(*registry)
+                                         .Add({});
+  prometheus::Gauge& resident_bytes = BuildGauge()
+                                          .Name("process_resident_memory_bytes")
+                                          .Help("Memory of the process that is resident, mapped files included.")
+                                          .Register(*registry)
+                                          .Add({});
+  prometheus::Gauge& open_fds =
+      BuildGauge().Name("process_open_fds").Help("Open file descriptors.").Register(*registry).Add({});
+  prometheus::Gauge& start_seconds = BuildGauge()
+                                         .Name("process_start_time_seconds")
+                                         .Help("When the process started, seconds since 1970.")
+                                         .Register(*registry)
+                                         .Add({});
   prometheus::Family<prometheus::Gauge>& model =
       BuildGauge().Name("engram_model_info").Help("1; the labels say what is served.").Register(*registry);
   prometheus::Family<prometheus::Gauge>& table_bytes =
@@ -194,6 +211,15 @@ void Metrics::SetModel(absl::string_view hash_digest, absl::string_view config_d
             {"isa", std::string(isa)},
             {"numerics_id", std::string(numerics_id)}})
       .Set(1);
+}
+
+void Metrics::SetProcess(const ProcessUsage& usage) {
+  // The kernel keeps the total; a counter moves by the difference, and never back (two scrapes may cross).
+  const double more = usage.cpu_seconds - series_->cpu_seconds.Value();
+  if (more > 0) series_->cpu_seconds.Increment(more);
+  series_->resident_bytes.Set(static_cast<double>(usage.resident_bytes));
+  series_->open_fds.Set(static_cast<double>(usage.open_fds));
+  series_->start_seconds.Set(usage.start_seconds);
 }
 
 void Metrics::SetTableBytes(int64_t layer_id, absl::string_view residency, int64_t bytes) {

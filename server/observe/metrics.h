@@ -8,6 +8,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/observe/process_usage.h"
 
 namespace prometheus {
 class Registry;
@@ -46,6 +47,7 @@ class Metrics {
   // `content_digest`: "" where it is not known.
   void SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view content_digest,
                 absl::string_view backend, absl::string_view isa, absl::string_view numerics_id);
+  void SetProcess(const ProcessUsage& usage);
   void SetTableBytes(int64_t layer_id, absl::string_view residency, int64_t bytes);
 
   // What is scraped.

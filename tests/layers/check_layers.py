@@ -39,7 +39,7 @@ MAY_INCLUDE = {
     "transport": {"admission", "session", "engine", "regions", "model", "kernels", "refusal", "observe"},
     "client": set(),
     "bench": {"client", "recompute"},
-    "recompute": {"bench", "client", "model", "kernels", "engine", "refusal", "observe"},
+    "recompute": {"bench", "client", "model", "kernels", "engine"},
     "root": {"transport", "admission", "session", "engine", "regions", "model", "kernels", "refusal", "observe"},
 }
 

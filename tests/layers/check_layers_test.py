@@ -80,6 +80,15 @@ class CheckLayersTest(unittest.TestCase):
         self.assertEqual(self.include("client/x.cc", "kernels/kernels.h"), ["layer"])
         self.assertEqual(self.include("server/engine/x.cc", "client/client.h"), ["layer"])
 
+    def test_the_bench_computes_in_one_folder(self):
+        self.assertEqual(self.include("client/bench/recompute/x.cc", "server/engine/y.h"), [])
+        self.assertEqual(self.include("client/bench/x.cc", "client/bench/recompute/y.h"), [])
+        self.assertEqual(self.include("client/bench/x.cc", "client/channels.h"), [])
+        self.assertEqual(self.include("client/bench/x.cc", "kernels/kernels.h"), ["layer"])
+        self.assertEqual(self.include("client/bench/recompute/x.cc", "server/session/y.h"), ["layer"])
+        self.assertEqual(self.include("client/bench/recompute/x.cc", "grpcpp/channel.h"), ["wire"])
+        self.assertEqual(self.include("client/x.cc", "client/bench/y.h"), ["layer"])
+
     def test_the_wire_stays_in_transport_root_and_client(self):
         for path in ["server/engine/x.cc", "server/session/x.cc", "server/model/x.cc", "server/admission/x.cc",
                      "server/refusal/x.cc", "server/observe/x.cc", "kernels/x.cc"]:
