@@ -13,6 +13,7 @@
 #include "client/bench/echo_server.h"
 #include "client/bench/load_command.h"
 #include "client/bench/make_trace.h"
+#include "client/bench/worker/worker_command.h"
 
 namespace engram::bench {
 namespace {
@@ -56,7 +57,7 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", "engram-bench " ENGRAM_VERSION);
   app.require_subcommand(0, 1);
   const std::function<int()> load = AddLoadFlags(app, CommandLine(argc, argv));
-  const std::vector<Command> commands = {AddEchoServerCommand(app), AddMakeTraceCommand(app)};
+  const std::vector<Command> commands = {AddWorkerCommand(app), AddEchoServerCommand(app), AddMakeTraceCommand(app)};
   app.footer(
       "Examples:\n"
       "  engram-bench --form highway --tokens-per-call 1,16,128 --concurrency-range 1,4,16\n"

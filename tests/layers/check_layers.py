@@ -38,7 +38,8 @@ MAY_INCLUDE = {
     "admission": {"refusal", "observe"},
     "transport": {"admission", "session", "engine", "regions", "model", "kernels", "refusal", "observe"},
     "client": set(),
-    "bench": {"client", "recompute"},
+    "bench": {"client", "recompute", "local"},
+    "local": {"bench", "client", "model", "kernels", "engine"},
     "recompute": {"bench", "client", "model", "kernels", "engine"},
     "root": {"transport", "admission", "session", "engine", "regions", "model", "kernels", "refusal", "observe"},
 }
@@ -54,7 +55,9 @@ WHY = {
     "admission": "admission counts tokens and bytes and knows no engine, session or wire",
     "transport": "transport decodes, asks the core and encodes; it does not compute",
     "client": "the client library speaks only the wire contract",
-    "bench": "engram-bench is a client of the wire; what it recomputes stands in client/bench/recompute",
+    "bench": "engram-bench is a client of the wire; what it recomputes stands in client/bench/recompute, "
+             "a table of its own in client/bench/local",
+    "local": "it is a table in the bench's own process: the server's model and engine, without sessions and wire",
     "recompute": "it computes what a server should answer, without sessions, tickets, batches and wire: it checks those",
 }
 
@@ -78,7 +81,7 @@ def layer_of(path: str) -> str | None:
     """The layer a repository path belongs to; None outside kernels/, server/ and client/."""
     parts = path.split("/")
     if parts[:2] == ["client", "bench"]:
-        return "recompute" if parts[2] == "recompute" else "bench"
+        return parts[2] if parts[2] in ("recompute", "local") else "bench"
     if parts[0] in ("kernels", "client"):
         return parts[0]
     if parts[0] != "server":
