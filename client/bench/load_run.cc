@@ -160,12 +160,14 @@ class LoadRun {
     thread.last_end = now;
     if (!own.call.status.ok()) {
       ++thread.tally.errors[ErrorLabel(own.call.status)];
+      thread.tally.failures.Add(absl::Nanoseconds(now - own.due));
       source_.Restart(slot);
       return own.call.status.error_code() == grpc::StatusCode::UNAVAILABLE;
     }
     const auto bytes = static_cast<int64_t>(own.call.reply.Length());
     if (bytes < own.payload_down || bytes > own.payload_down + kMostEnvelope) {
       ++thread.tally.errors["INTERNAL reply of the wrong size"];
+      thread.tally.failures.Add(absl::Nanoseconds(now - own.due));
       return false;
     }
     thread.tally.latency.Add(absl::Nanoseconds(now - own.due));

@@ -44,6 +44,7 @@ ordered_json StretchJson(const Stretch& stretch, bool open_loop) {
                        {"payload_bytes_down_per_second", stretch.PerSecond(tally.payload_down)},
                        {"client_cpu_seconds", absl::ToDoubleSeconds(stretch.client_cpu)},
                        {"latency_seconds", LatencyJson(tally.latency)}};
+  if (tally.failures.count() > 0) json["failure_latency_seconds"] = LatencyJson(tally.failures);
   json["errors"] = ordered_json::object();
   for (const auto& [label, count] : tally.errors) json["errors"][label] = count;
   if (open_loop) {

@@ -138,9 +138,14 @@ std::vector<std::pair<std::string, std::string>> PointFacts(const Report& report
     facts.emplace_back(
         "BOUND REACHED",
         absl::StrCat(s.bound_hits, " calls waited since as many as may were under way, ", DurationText(s.bound_waits),
-                     " in all; ", s.unsent, " were due and never sent: the service is slower than the rate"));
+                     " in all; ", s.unsent,
+                     " were due and never sent: the service, or the bench beside it, is slower than the rate"));
   }
   for (const auto& [label, count] : s.tally.errors) facts.emplace_back("failed", absl::StrCat(count, " x ", label));
+  if (s.tally.failures.count() > 0) {
+    facts.emplace_back("failures took", absl::StrCat("p50 ", DurationText(s.tally.failures.Quantile(0.5)), ", p99 ",
+                                                     DurationText(s.tally.failures.Quantile(0.99))));
+  }
   if (point.echo.has_value()) {
     for (const auto& [label, count] : point.echo->stretch.tally.errors) {
       facts.emplace_back("failed at the echo", absl::StrCat(count, " x ", label));

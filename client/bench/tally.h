@@ -12,7 +12,8 @@ namespace engram::bench {
 
 // One thread's, or the sum of several. Not thread-safe.
 struct Tally {
-  LatencyHistogram latency;  // of calls that were served
+  LatencyHistogram latency;   // of calls that were served
+  LatencyHistogram failures;  // of the others: how soon a caller knows
   int64_t tokens = 0;
   int64_t payload_up = 0;                 // bytes of tensors and token ids in requests
   int64_t payload_down = 0;               // bytes of tensors in replies
@@ -27,6 +28,7 @@ struct Tally {
 
   void Merge(const Tally& other) {
     latency.Merge(other.latency);
+    failures.Merge(other.failures);
     tokens += other.tokens;
     payload_up += other.payload_up;
     payload_down += other.payload_down;

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kHashGrain = 512;    // tokens of 48 moduli each, about 60 ns: 30 us
 constexpr int64_t kGatherGrain = 384;  // rows, 16 tokens of 24 columns, 20 to 100 ns each: 8 to 40 us
 constexpr int64_t kProjectGrain = 1;   // panels of 128 outputs: 258 KB of Q2_K, 10 us for one token
-constexpr int64_t kGateGrain = 4;      // tokens of 4 x 5120 values, 5 us each
+constexpr int64_t kGateGrain = 8;      // tokens of 4 x 5120 values, 5 us each
 
 // value mod prime, 0 <= value.
 ENGRAM_ALWAYS_INLINE int64_t ModuloOf(uint64_t value, uint64_t prime, uint64_t reciprocal) {

@@ -12,7 +12,9 @@
 namespace engram {
 namespace {
 
-double SecondsOf(const timeval& time) { return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6; }
+double SecondsOf(const timeval& time) {
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+}
 
 int64_t CountDescriptors() {
   DIR* folder = ::opendir("/proc/self/fd");

@@ -108,6 +108,23 @@ TEST_F(RawCallTest, AnUnavailableReplicasCallGoesToAnother) {
   }
 }
 
+// What may have been done in part, in memory that the client shares with the server, is not done twice.
+TEST_F(RawCallTest, ACallThatIsNotRepeatableIsSentAgainOnlyWhereItWasRefused) {
+  std::atomic<bool> refuses = true;
+  for (FakeServer* server : {&a_, &b_}) {
+    server->apply = [&](auto&, auto&, auto*) {
+      if (refuses.exchange(false)) return Refusal(grpc::StatusCode::UNAVAILABLE, "DRAINING");
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the connection broke");
+    };
+  }
+  Connect();
+  RawCall call = ApplyOneToken();
+  call.repeatable = false;
+  const RawReply reply = Await(*set_, std::move(call));
+  EXPECT_THAT(std::string(reply.status.message()), HasSubstr("the connection broke"));
+  EXPECT_EQ(reply.attempts, 2);
+}
+
 TEST_F(RawCallTest, AReplicaThatFailsInARowIsEjectedAndReturnsWhenItAnswers) {
   std::atomic<bool> broken = true;
   a_.apply = [&](auto&, auto&, auto*) {

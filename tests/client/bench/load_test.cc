@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "server/model/engram_model.h"
 #include "server/model/synth.h"
 #include "tests/e2e/process.h"
 
@@ -151,11 +152,41 @@ TEST_F(LoadTest, AnotherModelsFileVerifiesNothingAndSaysWhichDigest) {
   other.out = dir_.path() + "/other.gguf";
   other.seed = 99;
   ASSERT_TRUE(WriteSynthModel(other).ok());
-  const Finished run = RunToEnd({ENGRAM_BENCH, "--target", server_->unix_address(), "--duration", "0.1", "--warmup", "0",
-                                 "--verify-fraction", "1", "--model", other.out});
+  const Finished run = RunToEnd({ENGRAM_BENCH, "--target", server_->unix_address(), "--duration", "0.1", "--warmup",
+                                 "0", "--verify-fraction", "1", "--model", other.out});
   EXPECT_EQ(run.exit_code, 2);
   EXPECT_THAT(run.err, HasSubstr("DIGEST_MISMATCH: --model " + other.out + " has config digest "));
   EXPECT_EQ(run.out, "");
+}
+
+// The digests that a server tells are of weights and shapes; of the tables' bytes only where they were read. So a
+// mapped file of other tables passes for the same model, and the rows must tell.
+TEST_F(LoadTest, RepliesThatAreNotTheFilesAreFoundAndExitCode1) {
+  std::string bytes = FileText(kTiny);
+  LoadOptions load;
+  const auto model = EngramModel::Load(kTiny, load);
+  ASSERT_TRUE(model.ok()) << model.status();
+  for (const EngramLayer& layer : (*model)->layers()) {
+    const std::string table(reinterpret_cast<const char*>(layer.table.bytes),
+                            static_cast<size_t>(layer.table.rows * 84));
+    const size_t at = bytes.find(table);
+    ASSERT_NE(at, std::string::npos);
+    // The codes of each block, not its scales: values change and stay finite.
+    for (size_t i = 0; i < table.size(); ++i) {
+      if (i % 84 >= 16 && i % 84 < 80) bytes[at + i] = static_cast<char>(bytes[at + i] ^ 0x55);
+    }
+  }
+  const std::string other = dir_.path() + "/other-tables.gguf";
+  std::ofstream(other, std::ios::binary) << bytes;
+  for (const char* form : {"highway", "kv", "update", "gate", "rows-native", "rows-bf16"}) {
+    const std::string file = dir_.path() + "/wrong.json";
+    const Finished run = RunToEnd({ENGRAM_BENCH, "--target", server_->unix_address(), "--form", form, "--duration",
+                                   "0.1", "--warmup", "0", "--verify-fraction", "1", "--model", other, "--json", file});
+    EXPECT_EQ(run.exit_code, 1) << form << run.err;
+    EXPECT_THAT(run.out, HasSubstr("WRONG              sequences[0], position ")) << form;
+    const json point = json::parse(FileText(file))["points"][0];
+    EXPECT_EQ(point.at("verify").at("wrong"), point.at("verify").at("checked"));
+  }
 }
 
 TEST_F(LoadTest, RefusalsAreCountedByCodeAndReason) {
@@ -163,12 +194,14 @@ TEST_F(LoadTest, RefusalsAreCountedByCodeAndReason) {
   auto small = ServerProcess::Start(kTiny, {"--max-queue-tokens", "8", "--max-batch-tokens", "8"});
   ASSERT_TRUE(small.ok()) << small.status();
   const std::string file = dir_.path() + "/refused.json";
-  const Finished run = RunToEnd({ENGRAM_BENCH, "--target", (*small)->unix_address(), "--form", "kv", "--tokens-per-call",
-                                 "8", "--concurrency", "16", "--duration", "0.5", "--warmup", "0", "--json", file});
+  const Finished run =
+      RunToEnd({ENGRAM_BENCH, "--target", (*small)->unix_address(), "--form", "kv", "--tokens-per-call", "8",
+                "--concurrency", "16", "--duration", "0.5", "--warmup", "0", "--json", file});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   const json report = json::parse(FileText(file));
   EXPECT_GT(report["points"][0]["service"]["errors"].value("RESOURCE_EXHAUSTED QUEUE_FULL", 0), 0) << run.out;
   EXPECT_GT(report["points"][0]["service"]["calls"], 0);
+  EXPECT_GT(report["points"][0]["service"].at("failure_latency_seconds").at("p99"), 0);
 }
 
 struct Mistake {

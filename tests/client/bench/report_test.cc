@@ -1,7 +1,8 @@
+#include "client/bench/report.h"
+
 #include <string>
 
 #include "client/bench/load_options.h"
-#include "client/bench/report.h"
 #include "client/bench/server_metrics.h"
 #include "client/bench/svg_plot.h"
 #include "gmock/gmock.h"
@@ -177,7 +178,8 @@ TEST(LoadOptions, CountsAreListsAndRanges) {
 TEST(LoadOptions, FormsAreNamedAsTheProtoOrTheTools) {
   EXPECT_THAT(*ParseForms("HIGHWAY,rows-native,ROWS_BF16"),
               ElementsAre(client::Form::kHighway, client::Form::kRowsNative, client::Form::kRowsBf16));
-  EXPECT_THAT(std::string(ParseForms("auto").status().message()), HasSubstr("\"auto\" is no form, expected highway, kv"));
+  EXPECT_THAT(std::string(ParseForms("auto").status().message()),
+              HasSubstr("\"auto\" is no form, expected highway, kv"));
 }
 
 TEST(LoadOptions, ContradictionsNameTheirFlags) {

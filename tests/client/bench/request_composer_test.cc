@@ -73,7 +73,8 @@ TEST_P(RequestComposerTest, MessagesAreWhatProtobufWouldWrite) {
           EXPECT_EQ(request.layers(layer).layer_id(), layer == 0 ? 1 : 14);
           const std::string& highway = request.layers(layer).highway();
           ASSERT_EQ(highway.size(), SendsHighway(GetParam()) ? 4 * model_.HighwayTokenBytes(dtype) : 0);
-          EXPECT_EQ(std::memcmp(highway.data(), composer.HighwayOf(step, static_cast<size_t>(layer)), highway.size()), 0);
+          EXPECT_EQ(std::memcmp(highway.data(), composer.HighwayOf(step, static_cast<size_t>(layer)), highway.size()),
+                    0);
           payload += static_cast<int64_t>(highway.size());
         }
         sequences = request.sequences();

@@ -17,10 +17,12 @@ using testing::HasSubstr;
 using testing::StartsWith;
 
 TEST(Trace, AStepIsReadAsItIsWritten) {
-  const auto steps = ParseTrace(
-      "t", "\n{\"at_ms\": 1.5, \"form\": \"ROWS_NATIVE\", \"sequences\": [{\"session\": \"a\", \"start_pos\": 7, \"tokens\": "
-           "3, \"ngram_pool\": 9}]}\n\n{\"sequences\": [{\"session\": \"b\", \"tokens\": 1}, {\"session\": \"c\", \"tokens\": "
-           "2}]}\n");
+  const auto steps = ParseTrace("t",
+                                "\n{\"at_ms\": 1.5, \"form\": \"ROWS_NATIVE\", \"sequences\": [{\"session\": \"a\", "
+                                "\"start_pos\": 7, \"tokens\": "
+                                "3, \"ngram_pool\": 9}]}\n\n{\"sequences\": [{\"session\": \"b\", \"tokens\": 1}, "
+                                "{\"session\": \"c\", \"tokens\": "
+                                "2}]}\n");
   ASSERT_TRUE(steps.ok()) << steps.status();
   ASSERT_EQ(steps->size(), 2u);
   const TraceStep& first = steps->front();
@@ -55,11 +57,14 @@ TEST(Trace, HostileLinesAreRefusedByLineKeyAndBound) {
       {"{\"sequences\": [{\"tokens\": 1}]}", "sequences[0].session is missing"},
       {"{\"sequences\": [{\"session\": \"\", \"tokens\": 1}]}", "sequences[0].session is \"\""},
       {"{\"sequences\": [{\"session\": \"a\"}]}", "sequences[0].tokens is missing"},
-      {"{\"sequences\": [{\"session\": \"a\", \"tokens\": 0}]}", "sequences[0].tokens is 0, expected an integer in [1, "},
+      {"{\"sequences\": [{\"session\": \"a\", \"tokens\": 0}]}",
+       "sequences[0].tokens is 0, expected an integer in [1, "},
       {"{\"sequences\": [{\"session\": \"a\", \"tokens\": -1}]}", "sequences[0].tokens is -1"},
       {"{\"sequences\": [{\"session\": \"a\", \"tokens\": 1.5}]}", "sequences[0].tokens is 1.5"},
-      {"{\"sequences\": [{\"session\": \"a\", \"tokens\": 18446744073709551615}]}", "sequences[0].tokens is 18446744073709551615"},
-      {"{\"sequences\": [{\"session\": \"a\", \"tokens\": 1, \"start_pos\": 9223372036854775807}]}", "sequences[0].start_pos"},
+      {"{\"sequences\": [{\"session\": \"a\", \"tokens\": 18446744073709551615}]}",
+       "sequences[0].tokens is 18446744073709551615"},
+      {"{\"sequences\": [{\"session\": \"a\", \"tokens\": 1, \"start_pos\": 9223372036854775807}]}",
+       "sequences[0].start_pos"},
       {"{\"sequences\": [{\"session\": \"a\", \"tokens\": 1, \"start_pos\": -1}]}", "sequences[0].start_pos is -1"},
       {"{\"sequences\": [{\"session\": \"a\", \"tokens\": 1, \"more\": 1}]}", "\"more\" is no key of a sequence"},
       {"{\"sequences\": [" + one + ", " + one + "]}", "sequences[1].session is \"a\", expected each name once"},
