@@ -30,7 +30,7 @@ using client::Form;
 
 // Tickets of a point to each target: enough that one kv stays in no cache for the next call, few enough to make
 // quickly.
-constexpr size_t kTicketsPerTarget = 16;
+constexpr int64_t kTicketsPerTarget = 16;
 
 constexpr absl::Duration kMetricsTimeout = absl::Seconds(5);
 
@@ -260,7 +260,7 @@ class Load {
       options.duration = duration;
       if (options_.prepare) {
         LatencyHistogram took;
-        const size_t tickets = std::min(run.slots, kTicketsPerTarget * options_.targets.size());
+        const size_t tickets = std::min(run.slots, TicketsPerTarget(*run.point) * options_.targets.size());
         auto made = PrepareSteps(*service_, *composer_, *run.service_steps, tickets, options.timeout, &took);
         if (!made.ok()) return made.status();
         if (measured) run.point->prepare->Merge(took);
@@ -292,6 +292,14 @@ class Load {
       Release(prepared);
     }
     return sum;
+  }
+
+  // As many as half of a server's memory for them holds: others may want theirs.
+  size_t TicketsPerTarget(const Point& point) const {
+    const int64_t bytes =
+        point.tokens_per_call * static_cast<int64_t>(composer_->layer_ids().size()) * model_.KvTokenBytes();
+    const int64_t fit = model_.limits.prepare_memory_bytes / 2 / std::max<int64_t>(1, bytes);
+    return static_cast<size_t>(std::clamp<int64_t>(fit, 1, kTicketsPerTarget));
   }
 
   Stretch Echo(PointRun& run, absl::Duration duration) {

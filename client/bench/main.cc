@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/synchronization/mutex.h"
 #include "client/bench/command.h"
 #include "client/bench/echo_server.h"
 #include "client/bench/load_command.h"
@@ -20,11 +21,13 @@ namespace {
 
 // Messages of a megabyte are allocations of a megabyte. By default malloc takes each from the kernel and gives it back,
 // and most of a call's time is faulting its pages in: about 780 faults a call, with these thresholds about 4. A worker
-// that cares sets them too, and so does the server.
-void KeepLargeAllocations() {
-  constexpr int kBytes = 1 << 30;
-  mallopt(M_MMAP_THRESHOLD, kBytes);
-  mallopt(M_TRIM_THRESHOLD, kBytes);
+// that cares sets them too. The values are engram-server's own, so that the echo server has neither more nor less.
+void KeepFreedMemory() {
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  mallopt(M_ARENA_MAX, 4);
+#endif
 }
 
 // Every flag can come from the environment too: --target is ENGRAM_TARGET, as for engram-cli; --form ENGRAM_BENCH_FORM,
@@ -47,7 +50,8 @@ std::string CommandLine(int argc, char** argv) {
 }
 
 int Main(int argc, char** argv) {
-  KeepLargeAllocations();
+  KeepFreedMemory();
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // as engram-server
   CLI::App app(
       "Measures an engram server as its callers see it. Without a command it makes calls, in a closed loop (the next "
       "when the last has ended) or an open one (--rate), and reports throughput and latency of every combination of "

@@ -181,6 +181,7 @@ std::string RateText(double per_second) {
   const auto with = [](double value, const char* unit) {
     return absl::StrFormat("%.*f%s", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value, unit);
   };
+  if (per_second == 0) return "0";
   if (per_second < 999.5) return with(per_second, "");
   if (per_second < 999.5e3) return with(per_second / 1e3, "k");
   return with(per_second / 1e6, "M");
