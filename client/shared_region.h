@@ -8,9 +8,10 @@
 //
 // The memory is the caller's to divide, and zeros at first. It is the server's as well: while a call is under way its
 // spans are left alone, and a call that ended without an answer (DEADLINE_EXCEEDED, UNAVAILABLE without a reason) may
-// be computed still. The region is spoiled then: calls with it are FAILED_PRECONDITION, and another one is to be
-// opened. Such a call is not repeated by the library either, in place it could be applied twice; a refusal with a
-// reason (QUEUE_FULL, DRAINING) is, as RetryOptions say. A server that has restarted knows no region of before: REGION.
+// be computed still, as may the other parts of a cut call of which one failed. The region is spoiled then: calls with
+// it are FAILED_PRECONDITION, and another one is to be opened. Such a call is not repeated by the library either, in
+// place it could be applied twice; a refusal with a reason (QUEUE_FULL, DRAINING) is, as RetryOptions say. A server
+// that has restarted knows no region of before: REGION.
 #pragma once
 
 #include <atomic>

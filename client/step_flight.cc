@@ -261,6 +261,8 @@ void StepFlight::Answered(size_t index, RawReply raw) {
     if (!status.ok() && !Skips(status)) {
       failure_ = trip.status;
       over_ = true;
+      // The caller goes on, and the server with the other parts.
+      if (call_.region != nullptr && flying_ > 0) call_.region->Spoil();
     } else if (!status.ok() && plan_.ordered) {
       // What follows in the same sessions would be a gap: it is skipped with it.
       for (; next_ < plan_.parts.size(); ++next_, ++ended_) {

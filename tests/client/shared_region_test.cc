@@ -140,17 +140,18 @@ TEST_F(SharedRegionTest, NoMessageLimitsTheHighwayAndACutCallIsOneToTheCaller) {
 // What is refused here leaves a gap: the tokens behind it stay where the caller has them.
 TEST_F(SharedRegionTest, APartialCallKeepsEveryTokensPlace) {
   const auto region = Open(*client_);
-  const std::vector<int32_t> a = Tokens(5), negative = {-1, 2}, outside = {3, 9999, 4}, last = Tokens(14, 8);
+  const std::vector<int32_t> a = Tokens(5), outside = {3, 9999, 4}, last = Tokens(14, 8);
   const std::vector<int32_t> two = {1, 2}, three = {3, 4, 5};
   const Tensors full = Apply(*client_, Form::kHighway,
                              {{.token_ids = a}, {.token_ids = two}, {.token_ids = three}, {.token_ids = last}}, 24);
   ApplyCall call;
-  call.sequences = {{.token_ids = a}, {.token_ids = negative}, {.token_ids = outside}, {.token_ids = last}};
+  call.sequences = {{.token_ids = a}, {.start_pos = 9, .token_ids = two}, {.token_ids = outside}, {.token_ids = last}};
   call.partial_ok = true;
   CallReport report;
   const Tensors got = ApplyIn(*client_, *region, call, 24, true, &report);
   ASSERT_EQ(report.sequences.size(), 4u);
-  EXPECT_FALSE(report.sequences[1].ok());
+  EXPECT_EQ(ErrorReason(report.sequences[1]), "LOOKBACK_LENGTH");
+  EXPECT_EQ(report.parts, 2);
   EXPECT_EQ(ErrorReason(report.sequences[2]), "TOKEN_OUT_OF_RANGE");
   const size_t token = kValues * 4;
   for (int l = 0; l < 2; ++l) {
