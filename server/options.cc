@@ -99,7 +99,7 @@ void Declare(CLI::App& app, ServerOptions& o) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->type_name("TOKENS");
   Flag(app, "--max-queue-bytes", o.max_queue_bytes,
-       "Payload bytes admitted and not yet answered; as many may be arriving", queue)
+       "Payload bytes admitted and not yet answered; four times as many may be arriving", queue)
       ->transform(SizeInBytes())
       ->check(CLI::Range(kMiB, int64_t{1} << 42))
       ->type_name("BYTES");
