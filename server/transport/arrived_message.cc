@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -88,12 +89,19 @@ absl::Status Malformed(int64_t position, absl::string_view type, absl::string_vi
                  absl::StrCat("the message is no ", type, ": byte ", position, " ", what)});
 }
 
-absl::Status TooMany(const FieldDescriptor& list, int64_t most) {
-  Reason reason = Reason::kMessageBytes;
-  if (list.name() == "sequences") reason = Reason::kTooManyTokens;
-  if (list.name() == "layers") reason = Reason::kLayerUnknown;
-  return Refuse({reason, list.name(), absl::StrCat("> ", most), absl::StrCat("<= ", most),
-                 absl::StrCat("a call may have ", most, " ", list.name(), ", this one has more")});
+// A list that holds more than it may.
+absl::Status TooMany(const std::string& list, int64_t given, int64_t most) {
+  const std::string value = absl::StrCat(given), bound = absl::StrCat("<= ", most);
+  if (list == "layers") {
+    return Refuse({Reason::kLayerUnknown, list, value, bound,
+                   absl::StrCat("the model has ", most, " engram layers, the call names ", given)});
+  }
+  if (list == "sequences") {
+    return Refuse({Reason::kTooManyTokens, list, value, bound,
+                   absl::StrCat("a call may have ", most, " tokens, this one has ", given, " sequences")});
+  }
+  return Refuse({Reason::kMessageBytes, list, value, bound,
+                 absl::StrCat("a call may name ", most, " ", list, ", this one names ", given)});
 }
 
 }  // namespace
@@ -101,13 +109,16 @@ absl::Status TooMany(const FieldDescriptor& list, int64_t most) {
 // One walk over the message: what is known is copied to `out`, without the tensors.
 class MessageScan {
  public:
-  MessageScan(ArrivedMessage& message, int64_t most_elements, const Descriptor& type)
-      : message_(message), most_elements_(most_elements), type_(type), cursor_(message.slices_) {}
+  MessageScan(ArrivedMessage& message, const ListLimits& limits, const Descriptor& type)
+      : message_(message), limits_(limits), type_(type), cursor_(message.slices_) {}
 
   absl::StatusOr<std::string> Run() {
     std::string out;
     out.reserve(256);
     if (!Message(type_, message_.bytes_, 0, out)) return fault_;
+    for (const List& list : lists_) {
+      if (list.elements > list.most) return TooMany(list.field->name(), list.elements, list.most);
+    }
     return out;
   }
 
@@ -200,13 +211,12 @@ class MessageScan {
       AppendVarint(tag, out);
       return Scalar(wire_type, end, &out);
     }
-    const bool packed = field.is_packable();
-    if (field.is_repeated() && !packed && ++elements_ > most_elements_) {
-      fault_ = TooMany(field, most_elements_);
-      return false;
-    }
     int64_t length = 0;
     if (!Length(end, &length)) return false;
+    if (field.is_repeated() && !field.is_packable() && !Counts(field)) {
+      cursor_.Bytes(length, nullptr);  // refused in the end, whatever it holds
+      return true;
+    }
     if (&field == highway_) {
       // Of a field that stands twice the last one counts, as ever.
       message_.highways_.back() = {cursor_.slice(), cursor_.offset()};
@@ -221,6 +231,16 @@ class MessageScan {
       return true;
     }
     return Inner(field, cursor_.position() + length, depth, out);
+  }
+
+  // One more element of a list. False: more than it may hold.
+  bool Counts(const FieldDescriptor& field) {
+    auto list = std::find_if(lists_.begin(), lists_.end(), [&field](const List& one) { return one.field == &field; });
+    if (list == lists_.end()) {
+      lists_.push_back({&field, 0, field.message_type() == layer_input_ ? limits_.layers : limits_.others});
+      list = std::prev(lists_.end());
+    }
+    return ++list->elements <= list->most;
   }
 
   bool Inner(const FieldDescriptor& field, int64_t end, int depth, std::string& out) {
@@ -242,13 +262,19 @@ class MessageScan {
     return true;
   }
 
+  struct List {
+    const FieldDescriptor* field = nullptr;
+    int64_t elements = 0;
+    int64_t most = 0;
+  };
+
   ArrivedMessage& message_;
-  const int64_t most_elements_;
+  const ListLimits& limits_;
   const Descriptor& type_;
   const Descriptor* const layer_input_ = v1::LayerInput::descriptor();
   const FieldDescriptor* const highway_ = layer_input_->FindFieldByNumber(v1::LayerInput::kHighwayFieldNumber);
   Cursor cursor_;
-  int64_t elements_ = 0;
+  std::vector<List> lists_;
   const FieldDescriptor* member_ = nullptr;  // of StreamRequest's oneof, the last one seen
   absl::Status fault_;
 };
@@ -259,8 +285,8 @@ ArrivedMessage::ArrivedMessage(const grpc::ByteBuffer& buffer) {
   for (const grpc::Slice& slice : slices_) bytes_ += static_cast<int64_t>(slice.size());
 }
 
-absl::Status ArrivedMessage::Parse(int64_t most_elements, google::protobuf::Message& small) {
-  const absl::StatusOr<std::string> known = MessageScan(*this, most_elements, *small.GetDescriptor()).Run();
+absl::Status ArrivedMessage::Parse(const ListLimits& limits, google::protobuf::Message& small) {
+  const absl::StatusOr<std::string> known = MessageScan(*this, limits, *small.GetDescriptor()).Run();
   if (!known.ok()) return known.status();
   // What is left to find is in packed lists: whole elements only.
   if (!small.ParseFromString(*known)) {

@@ -19,6 +19,12 @@
 
 namespace engram {
 
+// What a request's lists may hold. Beyond, elements are counted and not parsed.
+struct ListLimits {
+  int64_t layers = 0;  // of an ApplyRequest: those of the model
+  int64_t others = 0;  // sequences, tickets, sessions: tokens of a call
+};
+
 // Not thread-safe. May outlive the buffer it was made of.
 class ArrivedMessage {
  public:
@@ -28,8 +34,8 @@ class ArrivedMessage {
   int64_t bytes() const { return bytes_; }
 
   // Fills `small`, one of the service's requests, with everything but LayerInput.highway. Called once.
-  // Refusals: MALFORMED; TOO_MANY_TOKENS, LAYER_UNKNOWN or MESSAGE_BYTES for a list of more than `most_elements`.
-  absl::Status Parse(int64_t most_elements, google::protobuf::Message& small);
+  // Refusals: MALFORMED; TOO_MANY_TOKENS, LAYER_UNKNOWN or MESSAGE_BYTES for a list beyond the limits.
+  absl::Status Parse(const ListLimits& limits, google::protobuf::Message& small);
 
   // For each of the ApplyRequest's layers, the length of its highway; empty for any other request.
   const std::vector<int64_t>& highway_bytes() const { return highway_bytes_; }

@@ -19,9 +19,9 @@ grpc::ByteBuffer Whole(const google::protobuf::MessageLite& message) {
 
 // The parsed message goes to `decode`, unless it is malformed.
 template <typename Request, typename Decode>
-absl::StatusOr<StepCall> Read(ArrivedMessage& message, int64_t most_elements, Decode decode) {
+absl::StatusOr<StepCall> Read(ArrivedMessage& message, const ListLimits& limits, Decode decode) {
   Request small;
-  if (absl::Status parsed = message.Parse(most_elements, small); !parsed.ok()) return parsed;
+  if (absl::Status parsed = message.Parse(limits, small); !parsed.ok()) return parsed;
   return decode(small);
 }
 
@@ -82,7 +82,7 @@ grpc::ServerUnaryReactor* EngramService::GetModel(grpc::CallbackServerContext* c
                                                   grpc::ByteBuffer* response) {
   UnaryCall* call = NewCall("GetModel", context, request);
   v1::GetModelRequest small;
-  if (const absl::Status parsed = ArrivedMessage(*request).Parse(core_.limits.max_call_tokens, small); !parsed.ok()) {
+  if (const absl::Status parsed = ArrivedMessage(*request).Parse(core_.list_limits(), small); !parsed.ok()) {
     call->End(parsed);
     return call;
   }
@@ -98,7 +98,7 @@ grpc::ServerUnaryReactor* EngramService::Apply(grpc::CallbackServerContext* cont
   UnaryCall* call = NewCall("Apply", context, request);
   ArrivedMessage message(*request);
   absl::StatusOr<StepCall> step =
-      Read<v1::ApplyRequest>(message, core_.limits.max_call_tokens, [&](const v1::ApplyRequest& small) {
+      Read<v1::ApplyRequest>(message, core_.list_limits(), [&](const v1::ApplyRequest& small) {
         return DecodeApply(small, message.highway_bytes(), core_.decode_context());
       });
   Submit(call, message, std::move(step), request, response);
@@ -110,7 +110,7 @@ grpc::ServerUnaryReactor* EngramService::Prepare(grpc::CallbackServerContext* co
   UnaryCall* call = NewCall("Prepare", context, request);
   ArrivedMessage message(*request);
   absl::StatusOr<StepCall> step = Read<v1::PrepareRequest>(
-      message, core_.limits.max_call_tokens,
+      message, core_.list_limits(),
       [this](const v1::PrepareRequest& small) { return DecodePrepare(small, core_.decode_context()); });
   Submit(call, message, std::move(step), request, response);
   return call;
@@ -121,7 +121,7 @@ grpc::ServerUnaryReactor* EngramService::Lookup(grpc::CallbackServerContext* con
   UnaryCall* call = NewCall("Lookup", context, request);
   ArrivedMessage message(*request);
   absl::StatusOr<StepCall> step = Read<v1::LookupRequest>(
-      message, core_.limits.max_call_tokens,
+      message, core_.list_limits(),
       [this](const v1::LookupRequest& small) { return DecodeLookup(small, core_.decode_context()); });
   Submit(call, message, std::move(step), request, response);
   return call;
@@ -131,7 +131,7 @@ grpc::ServerUnaryReactor* EngramService::Release(grpc::CallbackServerContext* co
                                                  grpc::ByteBuffer* response) {
   UnaryCall* call = NewCall("Release", context, request);
   v1::ReleaseRequest small;
-  const absl::Status parsed = ArrivedMessage(*request).Parse(core_.limits.max_call_tokens, small);
+  const absl::Status parsed = ArrivedMessage(*request).Parse(core_.list_limits(), small);
   if (parsed.ok()) {
     v1::ReleaseResponse answer;
     answer.set_released(ReleaseTickets(core_, small));
@@ -145,7 +145,7 @@ grpc::ServerUnaryReactor* EngramService::CloseSessions(grpc::CallbackServerConte
                                                        const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
   UnaryCall* call = NewCall("CloseSessions", context, request);
   v1::CloseSessionsRequest small;
-  if (const absl::Status parsed = ArrivedMessage(*request).Parse(core_.limits.max_call_tokens, small); !parsed.ok()) {
+  if (const absl::Status parsed = ArrivedMessage(*request).Parse(core_.list_limits(), small); !parsed.ok()) {
     call->End(parsed);
     return call;
   }
@@ -165,7 +165,7 @@ grpc::ServerUnaryReactor* EngramService::OpenRegion(grpc::CallbackServerContext*
   UnaryCall* call = NewCall("OpenRegion", context, request);
   v1::OpenRegionRequest small;
   v1::OpenRegionResponse grant;
-  absl::Status status = ArrivedMessage(*request).Parse(core_.limits.max_call_tokens, small);
+  absl::Status status = ArrivedMessage(*request).Parse(core_.list_limits(), small);
   if (status.ok()) status = GrantRegion(core_, small, grant);
   if (status.ok()) *response = Whole(grant);
   call->End(status, static_cast<int64_t>(response->Length()));

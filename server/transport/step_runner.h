@@ -45,6 +45,9 @@ struct Core {
   // Everyone, as long as no listener asks for credentials.
   std::string principal = "anonymous";
 
+  ListLimits list_limits() const {
+    return {.layers = static_cast<int64_t>(model->layers().size()), .others = limits.max_call_tokens};
+  }
   DecodeContext decode_context() const { return {*model, shape, limits, tickets, principal, regions}; }
 };
 

@@ -62,7 +62,7 @@ void StreamCall::OnReadDone(bool ok) {
     ArrivedMessage arrived(incoming_);
     incoming_.Clear();
     // Where one message is none, nothing tells that the next is one, nor which request to answer.
-    if (absl::Status parsed = arrived.Parse(core_.limits.max_call_tokens, request->message); !parsed.ok()) {
+    if (absl::Status parsed = arrived.Parse(core_.list_limits(), request->message); !parsed.ok()) {
       return EndReads(std::move(parsed));
     }
     request->started = absl::Now();

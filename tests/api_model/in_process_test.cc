@@ -89,7 +89,7 @@ class InProcess final : public ApiDriver {
     const grpc::Slice slice(bytes);
     ArrivedMessage arrived(grpc::ByteBuffer(&slice, 1));
     v1::StreamRequest request;
-    const absl::Status parsed = arrived.Parse(core_.limits.max_call_tokens, request);
+    const absl::Status parsed = arrived.Parse(core_.list_limits(), request);
     ASSERT_TRUE(parsed.ok()) << parsed;
     switch (request.request_case()) {
       case v1::StreamRequest::kApply:

@@ -15,6 +15,8 @@
 namespace engram {
 namespace {
 
+constexpr ListLimits kFew = {.layers = 10, .others = 10};
+
 std::vector<size_t> RandomLengths(std::mt19937& random) {
   std::vector<size_t> lengths;
   for (int i = 1 + static_cast<int>(random() % 4); i > 0; --i) {
@@ -78,7 +80,7 @@ TEST(ArrivedMessage, AnEmptyMessageIsOne) {
   EXPECT_EQ(Disagreement<v1::ApplyRequest>("", {1}), "");
   ArrivedMessage nothing{grpc::ByteBuffer()};
   v1::ApplyRequest request;
-  EXPECT_TRUE(nothing.Parse(1, request).ok());
+  EXPECT_TRUE(nothing.Parse(kFew, request).ok());
   EXPECT_EQ(nothing.bytes(), 0);
 }
 
@@ -101,33 +103,36 @@ TEST(ArrivedMessage, AListOfMoreElementsThanACallMayHaveIsRefusedBeforeItIsParse
       bytes.push_back(static_cast<char>(field << 3 | 2));
       bytes.push_back('\0');
     }
-    const absl::Status status = ArrivedMessage(InSlices(bytes, {4096})).Parse(1000, request);
-    EXPECT_TRUE(ArrivedMessage(InSlices(bytes.substr(2), {4096})).Parse(1000, request).ok());
+    const absl::Status status =
+        ArrivedMessage(InSlices(bytes, {4096})).Parse({.layers = 1000, .others = 1000}, request);
+    EXPECT_TRUE(
+        ArrivedMessage(InSlices(bytes.substr(2), {4096})).Parse({.layers = 1000, .others = 1000}, request).ok());
     const RefusalDetail detail = DetailOf(status);
-    return detail.offenders.empty() ? status.ToString()
-                                    : std::string(ReasonName(detail.offenders[0].reason)) + " " +
-                                          detail.offenders[0].field + " " + detail.offenders[0].bound;
+    return detail.offenders.empty()
+               ? status.ToString()
+               : std::string(ReasonName(detail.offenders[0].reason)) + " " + detail.offenders[0].field + " " +
+                     detail.offenders[0].value + " " + detail.offenders[0].bound;
   };
   v1::ApplyRequest apply;
-  EXPECT_EQ(refusal(v1::ApplyRequest::kSequencesFieldNumber, apply), "TOO_MANY_TOKENS sequences <= 1000");
-  EXPECT_EQ(refusal(v1::ApplyRequest::kLayersFieldNumber, apply), "LAYER_UNKNOWN layers <= 1000");
+  EXPECT_EQ(refusal(v1::ApplyRequest::kSequencesFieldNumber, apply), "TOO_MANY_TOKENS sequences 1001 <= 1000");
+  EXPECT_EQ(refusal(v1::ApplyRequest::kLayersFieldNumber, apply), "LAYER_UNKNOWN layers 1001 <= 1000");
   v1::ReleaseRequest release;
-  EXPECT_EQ(refusal(v1::ReleaseRequest::kTicketsFieldNumber, release), "MESSAGE_BYTES tickets <= 1000");
+  EXPECT_EQ(refusal(v1::ReleaseRequest::kTicketsFieldNumber, release), "MESSAGE_BYTES tickets 1001 <= 1000");
   v1::CloseSessionsRequest close;
-  EXPECT_EQ(refusal(v1::CloseSessionsRequest::kSessionsFieldNumber, close), "MESSAGE_BYTES sessions <= 1000");
+  EXPECT_EQ(refusal(v1::CloseSessionsRequest::kSessionsFieldNumber, close), "MESSAGE_BYTES sessions 1001 <= 1000");
 }
 
 TEST(ArrivedMessage, UnknownFieldsAreNotKept) {
   std::string bytes;
   for (int i = 0; i < 100'000; ++i) bytes += "\xb8\x3e\x01";  // field 999
   v1::GetModelRequest request;
-  ASSERT_TRUE(ArrivedMessage(InSlices(bytes, {4096})).Parse(10, request).ok());
+  ASSERT_TRUE(ArrivedMessage(InSlices(bytes, {4096})).Parse(kFew, request).ok());
   EXPECT_EQ(request.ByteSizeLong(), 0);
 }
 
 TEST(ArrivedMessage, AMalformedMessageIsToldByTypeAndPlace) {
   v1::ApplyRequest request;
-  const absl::Status status = ArrivedMessage(InSlices("\x20\x01\x0a\x7f", {1})).Parse(10, request);
+  const absl::Status status = ArrivedMessage(InSlices("\x20\x01\x0a\x7f", {1})).Parse(kFew, request);
   const RefusalDetail detail = DetailOf(status);
   ASSERT_EQ(detail.total, 1) << status;
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);

@@ -147,7 +147,7 @@ std::string Disagreement(const std::string& bytes, const std::vector<size_t>& sl
   const bool parses = whole.ParseFromString(bytes);
   ArrivedMessage arrived(InSlices(bytes, slices));
   Request small;
-  const absl::Status status = arrived.Parse(int64_t{1} << 20, small);
+  const absl::Status status = arrived.Parse({.layers = 1 << 20, .others = 1 << 20}, small);
   if (parses != status.ok()) {
     return absl::StrCat("protobuf ", parses ? "parses it" : "does not parse it",
                         ", ArrivedMessage: ", status.ToString());
