@@ -25,6 +25,10 @@ class Backend {
   // written, before the next begins. A failure means that no output of a layer not yet done may be used.
   virtual absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) = 0;
 
+  // Would the call alone take some ten microseconds and wait for nothing? The engine may then run it on the thread that
+  // submits it, when nothing else waits: waking another thread would cost more. Thread-safe.
+  virtual bool IsLight(const Call& /*call*/) const { return false; }
+
   virtual std::string name() const = 0;  // "cpu"
   // What decides the bits of everything but rows: backend, algorithm set, ISA, libraries. docs/numerics.md.
   virtual std::string numerics_id() const = 0;

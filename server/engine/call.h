@@ -67,6 +67,7 @@ struct Call {
   std::vector<uint8_t> token_mask;      // [T], 0 = masked; empty: all live
   OutputSlice slice;
   absl::Time deadline = absl::InfiniteFuture();
+  bool kv_ready = false;   // what `prepared` will be has kv of all its layers
   bool uncounted = false;  // the server's own, not a client's: no metric of tokens or stages tells of it
   // Names of the sessions it touches. A call never overtakes one that came before it and touches the same.
   std::vector<std::string> session_keys;
@@ -78,17 +79,17 @@ struct Call {
   int64_t prepared_first = 0;
   std::shared_ptr<Prepared> preparing;  // kPrepare: what is being made
 
-  // The commit point: called once, on the engine thread, in the order of arrival (of calls that touch a common
+  // The commit point: called once, where the batch runs, in the order of arrival (of calls that touch a common
   // session), when the call leaves the queue for its first batch. Fills in windows or prepared where they depend on
   // state, and `refused` of sequences.
   absl::AnyInvocable<absl::Status(Call&)> commit;
   // True once nobody wants the answer any more. Any thread.
   absl::AnyInvocable<bool() const> cancelled;
-  // Layer layers[index] is written for all tokens of the call. Engine thread, ascending layers, before `done`; may be
-  // empty. Must not block.
+  // Layer layers[index] is written for all tokens of the call. Where the batch runs, ascending layers, before `done`;
+  // may be empty. Must not block.
   absl::AnyInvocable<void(const Call&, size_t index)> layer_done;
-  // Called exactly once, on the engine thread (or in Submit() after a stop): the call is over, and with OK every output
-  // is written. Must not block.
+  // Called exactly once, on the engine thread or in Submit(): the call is over, and with OK every output is written.
+  // Must not block.
   absl::AnyInvocable<void(Call&, absl::Status)> done;
 };
 

@@ -29,6 +29,7 @@ class CpuBackend final : public Backend {
                                                             const kernels::Kernels& kernels, CpuBackendOptions options);
 
   absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) override;
+  bool IsLight(const Call& call) const override;
   std::string name() const override { return "cpu"; }
   std::string numerics_id() const override;
 

@@ -16,6 +16,9 @@ namespace {
 // the other to end.
 constexpr int64_t kPrefillShare = 8;
 
+// That a thread which submits runs in a row, of some ten microseconds each: it has messages to read.
+constexpr int kMostLightCalls = 4;
+
 absl::string_view FormName(Form form) {
   switch (form) {
     case Form::kHighway:
@@ -57,22 +60,31 @@ Engine::~Engine() {
 }
 
 void Engine::Submit(std::unique_ptr<Call> call) {
+  Waiting waiting{std::move(call), absl::Now()};
+  waiting.light = backend_->IsLight(*waiting.call);
+  Queue here;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!stopping_) {
-      arrived_.push_back({std::move(call), absl::Now()});
-      wake_.notify_one();
-      return;
+      const bool alone = !taken_ && !more_ && arrived_.empty();
+      (waiting.light && alone ? here : arrived_).push_back(std::move(waiting));
+      if (!here.empty()) taken_ = true;
+      if (!taken_) wake_.notify_one();
     }
   }
-  call->done(*call, RefuseDraining());
+  if (waiting.call != nullptr) return waiting.call->done(*waiting.call, RefuseDraining());
+  for (int left = kMostLightCalls - 1; !here.empty(); --left) {
+    Enqueue(here);
+    RunNextBatch();
+    here = EndTurn(left);
+  }
 }
 
 void Engine::Loop() {
-  while (AwaitCalls()) {
-    const std::vector<Piece> pieces = NextBatch();
-    if (!pieces.empty()) RunBatch(pieces);
-    RetireDone();
+  while (TakeTurn()) {
+    do {
+      RunNextBatch();
+    } while (GoOn());
   }
   for (Queue* queue : {&decode_, &prefill_}) {
     for (Waiting& waiting : *queue) waiting.call->done(*waiting.call, RefuseDraining());
@@ -80,20 +92,61 @@ void Engine::Loop() {
   }
 }
 
-// Moves what has arrived to the queues, sleeping while there is nothing to do. False: the engine stops.
-bool Engine::AwaitCalls() {
+void Engine::RunNextBatch() {
+  const std::vector<Piece> pieces = NextBatch();
+  if (!pieces.empty()) RunBatch(pieces);
+  RetireDone();
+}
+
+// Sleeps until there is something to do, and queues what has arrived. False: the engine stops.
+bool Engine::TakeTurn() {
   Queue arrived;
   bool stopping = false;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (decode_.empty() && prefill_.empty()) {
-      wake_.wait(lock, [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return stopping_ || !arrived_.empty(); });
-    }
-    arrived.splice(arrived.end(), arrived_);
+    wake_.wait(
+        lock, [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !taken_ && (stopping_ || more_ || !arrived_.empty()); });
+    taken_ = true;
+    more_ = false;
     stopping = stopping_;
+    arrived.splice(arrived.end(), arrived_);
   }
   Enqueue(arrived);
   return !stopping;
+}
+
+// Keeps the turn as long as there is something to do, and queues what has arrived. False: the turn is over.
+bool Engine::GoOn() {
+  Queue arrived;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    arrived.splice(arrived.end(), arrived_);
+    more_ = !decode_.empty() || !prefill_.empty();
+    taken_ = !stopping_ && (more_ || !arrived.empty());
+    if (!taken_) {
+      more_ |= !arrived.empty();
+      arrived_.splice(arrived_.end(), arrived);
+      return false;
+    }
+    more_ = false;
+  }
+  Enqueue(arrived);
+  return true;
+}
+
+// Of a turn on a thread that submitted: the next call to run there, if it is light and `left` > 0; with none the turn
+// is over, and what has arrived is the engine thread's.
+Engine::Queue Engine::EndTurn(int left) {
+  Queue next;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  more_ = !decode_.empty() || !prefill_.empty();
+  if (left > 0 && !stopping_ && !more_ && !arrived_.empty() && arrived_.front().light) {
+    next.splice(next.end(), arrived_, arrived_.begin());
+    return next;
+  }
+  taken_ = false;
+  if (stopping_ || more_ || !arrived_.empty()) wake_.notify_one();
+  return next;
 }
 
 void Engine::SessionCounts::Add(const Call& call) {

@@ -2,7 +2,8 @@
 //
 // Calls of all clients wait in one queue. Whatever waits when the engine becomes free forms the next batch, up to
 // max_batch_tokens: DECODE calls first, then PREFILL calls, each in order of arrival; a longer call is cut and goes on
-// in the next batch, so a DECODE call waits for at most one batch. One batch runs at a time.
+// in the next batch, so a DECODE call waits for at most one batch. One batch runs at a time, on whichever thread has
+// the turn: the engine's own, or, for a light call that finds nothing under way, the one that submits it.
 #pragma once
 
 #include <condition_variable>
@@ -36,9 +37,10 @@ class Engine {
   // Finishes the batch at hand; what still waits is refused with DRAINING.
   ~Engine();
 
-  // Never blocks on compute. The call's `done` will be called exactly once. The queue itself has no bound: the caller
-  // holds a permit for what it submits. A call whose deadline has passed or that is cancelled when its turn comes ends
-  // with DEADLINE_EXCEEDED or CANCELLED, and its commit does not run.
+  // Never waits for compute, and computes some ten microseconds at the most (Backend::IsLight). The call's `done` will
+  // be called exactly once. The queue itself has no bound: the caller holds a permit for what it submits. A call whose
+  // deadline has passed or that is cancelled when its turn comes ends with DEADLINE_EXCEEDED or CANCELLED, and its
+  // commit does not run.
   void Submit(std::unique_ptr<Call> call);
 
   const Backend& backend() const { return *backend_; }
@@ -47,13 +49,17 @@ class Engine {
   struct Waiting {
     std::unique_ptr<Call> call;
     absl::Time submitted;
+    bool light = false;  // Backend::IsLight
     bool committed = false;
     int64_t next = 0;  // first token not yet computed
   };
   using Queue = std::list<Waiting>;  // a list, since pieces point at its calls
 
   void Loop();
-  bool AwaitCalls();
+  bool TakeTurn();
+  bool GoOn();
+  Queue EndTurn(int left);
+  void RunNextBatch();
   void Enqueue(Queue& arrived);
   std::vector<Piece> NextBatch();
   void TakeFrom(Queue& queue, int64_t& room, std::vector<Piece>& pieces);
@@ -71,8 +77,10 @@ class Engine {
   Metrics& metrics_;
 
   std::mutex mutex_;              // as in SessionTable
-  std::condition_variable wake_;  // something arrived, or stop
+  std::condition_variable wake_;  // something waits and nobody has the turn, or stop
   Queue arrived_ ABSL_GUARDED_BY(mutex_);
+  bool taken_ ABSL_GUARDED_BY(mutex_) = false;  // somebody has the turn
+  bool more_ ABSL_GUARDED_BY(mutex_) = false;   // whoever had it left calls in the queues
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
   // Calls of a queue not yet committed, counted by the sessions they touch: none of these may be overtaken. By hash:
@@ -88,7 +96,7 @@ class Engine {
     absl::flat_hash_map<size_t, int> counts_;
   };
 
-  // The engine thread's own.
+  // Of whoever has the turn.
   Queue decode_, prefill_;
   SessionCounts decode_sessions_, prefill_sessions_;
 

@@ -1,5 +1,6 @@
 #include "server/transport/step_runner.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace engram {
@@ -112,6 +113,13 @@ std::vector<std::string> SessionKeys(const Core& core, const StepCall& step) {
   return keys;
 }
 
+// Of a call by ticket: is nothing left to project?
+bool KvIsReady(const Core& core, const StepCall& step) {
+  const absl::StatusOr<std::shared_ptr<const Prepared>> prepared = core.tickets.Get(core.principal, step.ticket);
+  return prepared.ok() && std::all_of(step.layers.begin(), step.layers.end(),
+                                      [&prepared](int layer) { return (*prepared)->Find(layer) != nullptr; });
+}
+
 absl::Status LayOutAll(const Core& core, StepReply& reply, Call& call) {
   reply.results.resize(reply.call.layers.size());
   for (size_t i = 0; i < reply.call.layers.size(); ++i) {
@@ -173,6 +181,7 @@ void RunStep(const Core& core, StepReply& reply, StepHooks hooks) {
       break;
     case StepCall::Source::kTicket:
       call->prepared_first = step.prepared_first;
+      call->kv_ready = KvIsReady(core, step);
       call->commit = [&core, &reply](Call& c) {
         absl::StatusOr<std::shared_ptr<const Prepared>> prepared = core.tickets.Get(core.principal, reply.call.ticket);
         if (!prepared.ok()) return prepared.status();

@@ -55,7 +55,7 @@ struct StepHooks {
   absl::Time deadline = absl::InfiniteFuture();
   uint64_t stream = 0;  // that the call came in by, 0: none
   absl::AnyInvocable<bool() const> cancelled;
-  // results[index] is final. May be empty. Engine thread, before done.
+  // results[index] is final. May be empty. Any thread, before done.
   absl::AnyInvocable<void(size_t index)> layer_done;
   // Called exactly once, any thread; with OK every result is final.
   absl::AnyInvocable<void(absl::Status)> done;

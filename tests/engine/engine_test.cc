@@ -27,7 +27,9 @@ class HeldBackend final : public Backend {
     Event entered, let_go;
     std::mutex mutex;
     std::vector<int64_t> steps;
-    std::atomic<int> fail_step{-1};  // index of a step that fails
+    std::atomic<int> fail_step{-1};        // index of a step that fails
+    std::atomic<int64_t> light_tokens{0};  // calls of so few are light
+    std::vector<std::thread::id> threads;  // of each step
   };
   explicit HeldBackend(std::shared_ptr<Log> log) : log_(std::move(log)) {}
 
@@ -37,6 +39,7 @@ class HeldBackend final : public Backend {
       const std::lock_guard<std::mutex> lock(log_->mutex);
       index = log_->steps.size();
       log_->steps.push_back(step.hashed_tokens);
+      log_->threads.push_back(std::this_thread::get_id());
     }
     if (index == 0) {
       log_->entered.Notify();
@@ -46,6 +49,7 @@ class HeldBackend final : public Backend {
     for (size_t i = 0; i < step.layers.size(); ++i) layer_done(i);
     return StepTimes{};
   }
+  bool IsLight(const Call& call) const override { return call.tokens <= log_->light_tokens; }
   std::string name() const override { return "held"; }
   std::string numerics_id() const override { return "held"; }
 
@@ -125,6 +129,85 @@ TEST_F(EngineTest, WhatWaitsFormsTheNextBatchUpToItsLimit) {
     EXPECT_TRUE(call->status.ok());
   }
   EXPECT_EQ(Steps(), (std::vector<int64_t>{1, 10, 2})) << "4 + 5 + 1 of 3, then the rest";
+}
+
+TEST_F(EngineTest, ALightCallRunsWhereItIsSubmitted) {
+  log_->let_go.Notify();
+  log_->light_tokens = 2;
+  for (const int64_t tokens : {1, 2}) {
+    auto call = Submit(tokens);
+    ASSERT_EQ(call->layers, 1) << "over before Submit() returns";
+    call->over.Await();
+    EXPECT_TRUE(call->status.ok());
+  }
+  Submit(3)->over.Await();
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_EQ(log_->threads[0], std::this_thread::get_id());
+  EXPECT_EQ(log_->threads[1], std::this_thread::get_id());
+  EXPECT_NE(log_->threads[2], std::this_thread::get_id());
+}
+
+TEST_F(EngineTest, ALightCallBehindOthersWaitsForItsTurn) {
+  auto first = Submit(8);
+  log_->entered.Await();
+  log_->light_tokens = 2;
+  auto heavy = Submit(9);
+  auto light = Submit(2);
+  EXPECT_EQ(light->layers, 0);
+  log_->let_go.Notify();
+  light->over.Await();
+  EXPECT_GT(light->turn, heavy->turn);
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{8, 10, 1})) << "2 with 9, cut at the batch's limit";
+}
+
+// A light call cut by a small batch, or met by heavy ones while it runs, leaves the rest to the engine's thread.
+TEST_F(EngineTest, WhatALightCallLeavesTheEngineGoesOnWith) {
+  log_->light_tokens = 25;
+  std::shared_ptr<Outcome> cut;
+  std::thread submitter([&] { cut = Submit(25); });  // held in its first batch, on this thread
+  log_->entered.Await();
+  log_->light_tokens = 0;
+  auto heavy = Submit(4);
+  log_->let_go.Notify();
+  submitter.join();
+  cut->over.Await();
+  heavy->over.Await();
+  EXPECT_TRUE(cut->status.ok());
+  EXPECT_TRUE(heavy->status.ok());
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{10, 10, 9}));
+}
+
+TEST_F(EngineTest, AThreadThatSubmitsRunsNoMoreThanFourInARow) {
+  log_->light_tokens = 1;
+  std::shared_ptr<Outcome> first;
+  std::thread submitter([&] { first = Submit(1); });
+  const std::thread::id its_id = submitter.get_id();
+  log_->entered.Await();
+  std::vector<std::shared_ptr<Outcome>> calls;
+  for (int i = 0; i < 6; ++i) calls.push_back(Submit(1));
+  log_->let_go.Notify();
+  submitter.join();
+  for (const auto& call : calls) {
+    call->over.Await();
+    EXPECT_TRUE(call->status.ok());
+  }
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{1, 1, 1, 1, 3})) << "four alone, then one batch";
+  EXPECT_EQ(std::count(log_->threads.begin(), log_->threads.end(), its_id), 4);
+}
+
+TEST_F(EngineTest, AnEngineThatStopsWaitsForALightCall) {
+  log_->light_tokens = 1;
+  std::shared_ptr<Outcome> running;
+  std::thread submitter([&] { running = Submit(1); });
+  log_->entered.Await();
+  auto waiting = Submit(1);
+  std::thread stopper([&] { engine_.reset(); });
+  absl::SleepFor(absl::Milliseconds(20));  // enough for the stop to be seen, as a rule
+  log_->let_go.Notify();
+  submitter.join();
+  stopper.join();
+  EXPECT_TRUE(running->status.ok());
+  waiting->over.Await();  // served or refused, by whether the stop came first
 }
 
 TEST_F(EngineTest, ALongCallIsCut) {
