@@ -34,7 +34,7 @@ class ArrivedMessage {
   int64_t bytes() const { return bytes_; }
 
   // Fills `small`, one of the service's requests, with everything but LayerInput.highway. Called once.
-  // Refusals: MALFORMED; TOO_MANY_TOKENS, LAYER_UNKNOWN or MESSAGE_BYTES for a list beyond the limits.
+  // CANCELLED where there is no message: the call ended before its message came. Refusals: MALFORMED; TOO_MANY_TOKENS, LAYER_UNKNOWN or MESSAGE_BYTES for a list beyond the limits.
   absl::Status Parse(const ListLimits& limits, google::protobuf::Message& small);
 
   // For each of the ApplyRequest's layers, the length of its highway; empty for any other request.
@@ -52,6 +52,7 @@ class ArrivedMessage {
     size_t offset = 0;
   };
 
+  bool came_ = false;
   std::vector<grpc::Slice> slices_;
   int64_t bytes_ = 0;
   std::vector<Place> highways_;

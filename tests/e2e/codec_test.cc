@@ -140,6 +140,21 @@ TEST_F(CodecTest, AMessageCostsAboutItsOwnSizeInMemory) {
   EXPECT_LT(MemoryMebibytes(server_->pid(), "VmHWM:") - before, 160) << "for messages of 16 MiB";
 }
 
+// Counted as a client's empty call, it would send an operator after a fault that is none.
+TEST_F(CodecTest, ACallThatEndsBeforeItsMessageComesIsNoRefusal) {
+  const v1::ApplyRequest request = HighwayOfTokens(2000);
+  int late = 0;
+  for (int round = 0; round < 400; ++round) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::microseconds(100 + round * 5));
+    v1::ApplyResponse response;
+    late += rpc_->stub().Apply(&context, request, &response).ok() ? 0 : 1;
+  }
+  EXPECT_GT(late, 50);
+  EXPECT_TRUE(rpc_->Apply(HighwayOfTokens(1)).status.ok());
+  EXPECT_THAT(HttpGet(server_->metrics_address(), "/metrics"), ::testing::Not(HasSubstr("engram_rejected_total{")));
+}
+
 TEST_F(CodecTest, MemoryDoesNotGrowOnceTheLoadIsKnown) {
   const v1::ApplyRequest small = HighwayOfTokens(1);
   const v1::ApplyRequest middle = HighwayOfTokens(1000);
