@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -73,17 +74,21 @@ absl::StatusOr<Descriptor> Receive(const RegionClaim& claim, int connection) {
   } while (got < 0 && errno == EINTR);
   if (got < 0) return NoRegion(claim, std::strerror(errno));
   if (got == 0) return NoRegion(claim, "it was closed: another server's, or the token came too late");
+  // Whatever came is ours to close, also where it is not what was asked for: the control data has room for two.
+  std::vector<Descriptor> came;
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    for (size_t at = CMSG_LEN(0); at + sizeof(int) <= header->cmsg_len; at += sizeof(int)) {
+      int fd = -1;
+      std::memcpy(&fd, reinterpret_cast<const char*>(header) + at, sizeof fd);
+      came.emplace_back(fd);
+    }
+  }
   if (byte == kNoMemory) {
     return absl::ResourceExhaustedError(absl::StrCat(claim.replica, " has no memory for a region of ", claim.bytes));
   }
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (byte != kRegionComes || header == nullptr || header->cmsg_level != SOL_SOCKET ||
-      header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int))) {
-    return NoRegion(claim, "what came is no region");
-  }
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-  return Descriptor(fd);
+  if (byte != kRegionComes || came.size() != 1) return NoRegion(claim, "what came is no region");
+  return std::move(came.front());
 }
 
 }  // namespace

@@ -26,6 +26,10 @@ constexpr int kMostVarintBytes = 10;
 // Messages in messages; unknown groups in groups. protobuf's default.
 constexpr int kMostDepth = 100;
 
+// A walk of some 30 ms: a handler thread reads other calls too, and 60 MB of empty fields would hold it for seconds.
+// The largest calls have eight fields for each of 65,536 sequences.
+constexpr int64_t kMostFields = int64_t{1} << 20;
+
 // Of a message's bytes from slice to slice.
 class Cursor {
  public:
@@ -128,6 +132,13 @@ class MessageScan {
     return false;
   }
 
+  bool TooManyFields() {
+    fault_ = Refuse({Reason::kMessageBytes, type_.name(), absl::StrCat("> ", kMostFields, " fields"),
+                     absl::StrCat("<= ", kMostFields),
+                     absl::StrCat("a message may have ", kMostFields, " fields, packed lists counted as one")});
+    return false;
+  }
+
   // A length that ends by `end`.
   bool Length(int64_t end, int64_t* length) {
     uint64_t claimed = 0;
@@ -171,6 +182,7 @@ class MessageScan {
     while (cursor_.position() < end) {
       uint64_t inner = 0;
       if (!Tag(end, &inner)) return false;
+      if (++fields_ > kMostFields) return TooManyFields();
       if ((inner & 7) == WireFormatLite::WIRETYPE_END_GROUP) {
         return inner >> 3 == tag >> 3 || Fail("follows the end of another group");
       }
@@ -195,6 +207,7 @@ class MessageScan {
     while (cursor_.position() < end) {
       uint64_t tag = 0;
       if (!Tag(end, &tag)) return false;
+      if (++fields_ > kMostFields) return TooManyFields();
       const FieldDescriptor* field = type.FindFieldByNumber(static_cast<int>(tag >> 3));
       if (field == nullptr || !Fits(*field, static_cast<int>(tag & 7))) {
         if (!Skip(tag, end, depth)) return false;
@@ -275,6 +288,7 @@ class MessageScan {
   const FieldDescriptor* const highway_ = layer_input_->FindFieldByNumber(v1::LayerInput::kHighwayFieldNumber);
   Cursor cursor_;
   std::vector<List> lists_;
+  int64_t fields_ = 0;
   const FieldDescriptor* member_ = nullptr;  // of StreamRequest's oneof, the last one seen
   absl::Status fault_;
 };

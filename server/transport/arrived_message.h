@@ -34,7 +34,8 @@ class ArrivedMessage {
   int64_t bytes() const { return bytes_; }
 
   // Fills `small`, one of the service's requests, with everything but LayerInput.highway. Called once.
-  // CANCELLED where there is no message: the call ended before its message came. Refusals: MALFORMED; TOO_MANY_TOKENS, LAYER_UNKNOWN or MESSAGE_BYTES for a list beyond the limits.
+  // CANCELLED where there is no message: the call ended before its message came. Refusals: MALFORMED; TOO_MANY_TOKENS,
+  // LAYER_UNKNOWN or MESSAGE_BYTES for a list beyond the limits, or more than a million fields.
   absl::Status Parse(const ListLimits& limits, google::protobuf::Message& small);
 
   // For each of the ApplyRequest's layers, the length of its highway; empty for any other request.

@@ -25,8 +25,19 @@ absl::StatusOr<StepCall> Read(ArrivedMessage& message, const ListLimits& limits,
   return decode(small);
 }
 
-absl::Status GrantRegion(const Core& core, const v1::OpenRegionRequest& request, v1::OpenRegionResponse& response) {
+// A grant takes of the memory there is until it is claimed or expires, so those who cannot claim one must get none.
+bool OnThisHost(absl::string_view peer) {
+  return absl::StartsWith(peer, "unix:") || absl::StartsWith(peer, "ipv4:127.") ||
+         absl::StartsWith(peer, "ipv6:%5B::1%5D") || absl::StartsWith(peer, "ipv6:[::1]");
+}
+
+absl::Status GrantRegion(const Core& core, absl::string_view peer, const v1::OpenRegionRequest& request,
+                         v1::OpenRegionResponse& response) {
   if (core.regions == nullptr) return RefuseRegions();
+  if (!OnThisHost(peer)) {
+    return Refuse({Reason::kRegionsOff, "region", "", "a caller on the server's host",
+                   "memory is shared with callers on this host alone, who come by a unix socket or loopback"});
+  }
   absl::StatusOr<RegionGrant> grant = core.regions->Reserve(core.principal, request.bytes());
   if (!grant.ok()) return grant.status();
   response.set_token(grant->token);
@@ -166,7 +177,7 @@ grpc::ServerUnaryReactor* EngramService::OpenRegion(grpc::CallbackServerContext*
   v1::OpenRegionRequest small;
   v1::OpenRegionResponse grant;
   absl::Status status = ArrivedMessage(*request).Parse(core_.list_limits(), small);
-  if (status.ok()) status = GrantRegion(core_, small, grant);
+  if (status.ok()) status = GrantRegion(core_, context->peer(), small, grant);
   if (status.ok()) *response = Whole(grant);
   call->End(status, static_cast<int64_t>(response->Length()));
   return call;

@@ -70,6 +70,9 @@ void StreamCall::OnReadDone(bool ok) {
     request->bytes = kRequestBytes + arrived.bytes();
     {
       absl::MutexLock lock(&mutex_);
+      // The stream may have ended while this message was read. Nothing may begin then: gRPC lets go of the stream as
+      // soon as this function returns, and what a step would come back to is gone.
+      if (finished_) return;
       ++requests_;
       held_bytes_ += request->bytes;
     }
@@ -96,7 +99,7 @@ void StreamCall::EndReads(absl::Status why) {
 }
 
 void StreamCall::ReadOrPause() {
-  if (finished_ || reads_done_) return;
+  if (finished_ || reads_done_ || closing_) return;  // a drain ends with what was read before it
   if (cancelled_.load(std::memory_order_relaxed)) {
     reads_done_ = true;
     return;
@@ -287,15 +290,19 @@ bool StreamCall::TakeFinish() {
     finish_status_ = grpc::Status::CANCELLED;
   } else if (!fault_.ok()) {
     finish_status_ = ToWireStatus(fault_);
+    core_.metrics.Refused(ReasonName(DetailOf(fault_).offenders.front().reason));
   } else if (!reads_done_) {
     finish_status_ = ToWireStatus(RefuseDraining());
+    core_.metrics.Refused(ReasonName(Reason::kDraining));
   }
   return true;
 }
 
 void StreamCall::OnDone() {
   core_.tickets.EndStream(id_);
-  core_.metrics.CallEnded("Stream", cancelled_ ? "CANCELLED" : "OK", absl::ZeroDuration(), 0, 0);
+  const auto code = static_cast<absl::StatusCode>(finish_status_.error_code());
+  core_.metrics.CallEnded("Stream", absl::StatusCodeToString(cancelled_ ? absl::StatusCode::kCancelled : code),
+                          absl::ZeroDuration(), 0, 0);
   set_.Remove(this);
   delete this;
 }

@@ -132,7 +132,7 @@ TEST_F(CodecTest, AMessageCostsAboutItsOwnSizeInMemory) {
   const int64_t before = MemoryMebibytes(server_->pid(), "VmHWM:");
   std::string sequences, unknown;
   for (int i = 0; i < 8 << 20; ++i) sequences.append("\x0a\x00", 2);
-  for (int i = 0; i < 3 << 20; ++i) unknown.append("\xb8\x3e\x01\x18\x01", 5);  // field 999, and `form` again and again
+  for (int i = 0; i < 400'000; ++i) unknown.append("\xb8\x3e\x01\x18\x01", 5);  // field 999, and `form` again and again
   const grpc::Status many = Send("Apply", sequences);
   EXPECT_EQ(many.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(ReasonOf(many), "TOO_MANY_TOKENS");

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/e2e/metrics_text.h"
 #include "tests/e2e/process.h"
 #include "tests/e2e/rpc.h"
 
@@ -242,6 +243,30 @@ TEST_F(StreamTest, AClientThatReadsNoRefusalsDoesNotGrowTheServer) {
   EXPECT_LT(ResidentKiB(server_->pid()) - before, 64 * 1024) << "1 GB of requests is on its way";
   context_->TryCancel();
   writer.join();
+}
+
+// A message read as its stream ended began a step that came back to freed memory: the server died within seconds.
+TEST_F(StreamTest, StreamsThatEndWhileMessagesArriveDoTheServerNoHarm) {
+  Start();
+  v1::StreamRequest request;
+  *request.mutable_apply() = ApplyOf({"", 0, std::vector<int32_t>(16, 7), {}, {}}, v1::FORM_HIGHWAY);
+  std::vector<std::thread> clients;
+  for (int c = 0; c < 4; ++c) {
+    clients.emplace_back([&, c] {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
+      for (int i = c; std::chrono::steady_clock::now() < end; ++i) {
+        grpc::ClientContext context;
+        context.set_deadline(std::chrono::system_clock::now() + std::chrono::microseconds(1000 + 700 * (i % 40)));
+        const auto stream = rpc_->stub().Stream(&context);
+        for (int n = 0; n < 40 && stream->Write(request); ++n) continue;
+        if (i % 2 == 0) context.TryCancel();
+        stream->Finish();
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_TRUE(rpc_->Apply(request.apply()).status.ok());
+  EXPECT_TRUE(AwaitMetric(server_->metrics_address(), "engram_inflight_requests", 1)) << "the one that Start() opened";
 }
 
 TEST_F(StreamTest, AStreamThatVanishesFreesEverything) {

@@ -76,9 +76,7 @@ TEST(ArrivedMessage, TheFuzzersCorpusIsReadAsProtobufReadsIt) {
   EXPECT_GE(files, 10);
 }
 
-TEST(ArrivedMessage, AnEmptyMessageIsOne) {
-  EXPECT_EQ(Disagreement<v1::ApplyRequest>("", {1}), "");
-}
+TEST(ArrivedMessage, AnEmptyMessageIsOne) { EXPECT_EQ(Disagreement<v1::ApplyRequest>("", {1}), ""); }
 
 // gRPC hands a call that was cancelled on its way to the handler all the same.
 TEST(ArrivedMessage, NoMessageIsACallThatEnded) {
@@ -122,6 +120,19 @@ TEST(ArrivedMessage, AListOfMoreElementsThanACallMayHaveIsRefusedBeforeItIsParse
   EXPECT_EQ(refusal(v1::ReleaseRequest::kTicketsFieldNumber, release), "MESSAGE_BYTES tickets 1001 <= 1000");
   v1::CloseSessionsRequest close;
   EXPECT_EQ(refusal(v1::CloseSessionsRequest::kSessionsFieldNumber, close), "MESSAGE_BYTES sessions 1001 <= 1000");
+}
+
+// Sixty megabytes of fields of two bytes kept a handler thread, and all it should read, for seconds.
+TEST(ArrivedMessage, MoreThanAMillionFieldsAreRefusedAsSoonAsTheyAreSeen) {
+  std::string known, unknown;
+  for (int i = 0; i < (1 << 20) + 1; ++i) known += "\x18\x01", unknown += "\xf8\x01\x01";
+  for (const std::string* bytes : {&known, &unknown}) {
+    v1::ApplyRequest request;
+    const RefusalDetail detail = DetailOf(ArrivedMessage(InSlices(*bytes, {16384})).Parse(kFew, request));
+    ASSERT_EQ(detail.total, 1);
+    EXPECT_EQ(detail.offenders[0].reason, Reason::kMessageBytes);
+    EXPECT_EQ(detail.offenders[0].bound, "<= 1048576");
+  }
 }
 
 TEST(ArrivedMessage, UnknownFieldsAreNotKept) {
