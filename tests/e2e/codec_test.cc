@@ -135,7 +135,8 @@ TEST_F(CodecTest, AMessageCostsAboutItsOwnSizeInMemory) {
   for (int i = 0; i < 400'000; ++i) unknown.append("\xb8\x3e\x01\x18\x01", 5);  // field 999, and `form` again and again
   const grpc::Status many = Send("Apply", sequences);
   EXPECT_EQ(many.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(ReasonOf(many), "TOO_MANY_TOKENS");
+  EXPECT_EQ(ReasonOf(many), "MESSAGE_BYTES");
+  EXPECT_EQ(ReasonOf(Send("Apply", sequences.substr(0, 2 << 19))), "TOO_MANY_TOKENS");
   EXPECT_EQ(ReasonOf(Send("Apply", unknown)), "EMPTY_CALL");
   EXPECT_LT(MemoryMebibytes(server_->pid(), "VmHWM:") - before, 160) << "for messages of 16 MiB";
 }
