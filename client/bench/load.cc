@@ -273,25 +273,36 @@ class Load {
       if (verifier_ != nullptr && measured) {
         options.reply_seen = [this](const Step& step, const grpc::ByteBuffer& reply) { verifier_->Offer(step, reply); };
       }
-      const bool ask = measured && !options_.metrics.empty();
+      const bool ask = measured && !options_.metrics.empty() && run.point->metrics_lost.empty();
       absl::StatusOr<MetricValues> before, after;
-      if (ask && !(before = ReadMetrics(options_.metrics, kMetricsTimeout)).ok()) return before.status();
+      if (ask) before = ReadMetrics(options_.metrics, kMetricsTimeout);
       const absl::Duration verifying = verifier_ == nullptr ? absl::ZeroDuration() : verifier_->CpuTime();
       Stretch stretch = Loop(*service_, *run.service_steps, options, run.segments++);
       if (verifier_ != nullptr) stretch.client_cpu -= verifier_->CpuTime() - verifying;
-      if (ask && !(after = ReadMetrics(options_.metrics, kMetricsTimeout)).ok()) return after.status();
       if (ask) {
-        const ServerChange change = ChangeBetween(*before, *after);
-        if (run.point->server.has_value()) {
-          run.point->server->Merge(change);
-        } else {
-          run.point->server = change;
-        }
+        after = before.ok() ? ReadMetrics(options_.metrics, kMetricsTimeout) : before;
+        AddServer(before, after, run.point);
       }
       sum.Merge(stretch);
       Release(prepared);
     }
     return sum;
+  }
+
+  // What the calls measured is worth telling without what the server says of itself: a server that dies is a finding.
+  static void AddServer(const absl::StatusOr<MetricValues>& before, const absl::StatusOr<MetricValues>& after,
+                        Point* point) {
+    if (!after.ok()) {
+      point->metrics_lost = std::string(after.status().message());
+      point->server.reset();
+      return;
+    }
+    const ServerChange change = ChangeBetween(*before, *after);
+    if (point->server.has_value()) {
+      point->server->Merge(change);
+    } else {
+      point->server = change;
+    }
   }
 
   // As many as half of a server's memory for them holds: others may want theirs.

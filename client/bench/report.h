@@ -43,6 +43,7 @@ struct Point {
   std::optional<LatencyHistogram> prepare;  // of the Prepare calls, which are not in `service`
   std::optional<EchoReport> echo;
   std::optional<ServerChange> server;
+  std::string metrics_lost;  // why the server's figures are missing though they were asked for; else empty
   std::optional<VerifyReport> verify;
 };
 

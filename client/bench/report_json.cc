@@ -85,6 +85,7 @@ ordered_json PointJson(const Report& report, const Point& point) {
   }
   if (point.prepare.has_value()) json["prepare_seconds"] = LatencyJson(*point.prepare);
   if (point.server.has_value()) json["server"] = ServerJson(*point.server);
+  if (!point.metrics_lost.empty()) json["metrics_lost"] = point.metrics_lost;
   if (point.verify.has_value()) {
     json["verify"] = {{"checked", point.verify->checked},
                       {"skipped", point.verify->skipped},

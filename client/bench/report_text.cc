@@ -124,6 +124,7 @@ std::vector<std::pair<std::string, std::string>> PointFacts(const Report& report
   }
   facts.emplace_back("client CPU", client_cpu);
   if (point.server.has_value()) AddServerFacts(*point.server, &facts);
+  if (!point.metrics_lost.empty()) facts.emplace_back("metrics", absl::StrCat("lost: ", point.metrics_lost));
   if (point.prepare.has_value()) {
     facts.emplace_back("Prepare", absl::StrCat("p50 ", DurationText(point.prepare->Quantile(0.5)), ", max ",
                                                DurationText(point.prepare->max()), " of ", point.prepare->count(),

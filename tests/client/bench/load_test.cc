@@ -1,8 +1,12 @@
 // engram-bench as a user runs it, against a real server.
+#include <signal.h>
+
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -202,6 +206,26 @@ TEST_F(LoadTest, RefusalsAreCountedByCodeAndReason) {
   EXPECT_GT(report["points"][0]["service"]["errors"].value("RESOURCE_EXHAUSTED QUEUE_FULL", 0), 0) << run.out;
   EXPECT_GT(report["points"][0]["service"]["calls"], 0);
   EXPECT_GT(report["points"][0]["service"].at("failure_latency_seconds").at("p99"), 0);
+}
+
+TEST_F(LoadTest, AServerThatDiesWhileItsMetricsAreReadLosesThoseAlone) {
+  auto mortal = ServerProcess::Start(kTiny);
+  ASSERT_TRUE(mortal.ok()) << mortal.status();
+  std::thread later([&mortal] {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    (*mortal)->Stop(SIGKILL);
+  });
+  const std::string file = dir_.path() + "/lost.json";
+  const Finished run = RunToEnd({ENGRAM_BENCH, "--target", (*mortal)->unix_address(), "--metrics",
+                                 (*mortal)->metrics_address(), "--duration", "4", "--warmup", "0", "--json", file});
+  later.join();
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("metrics            lost: --metrics "));
+  const json report = json::parse(FileText(file));
+  EXPECT_GT(report["points"][0]["service"]["calls"], 0);
+  EXPECT_GT(report["points"][0]["service"]["errors"].value("UNAVAILABLE", 0), 0);
+  EXPECT_THAT(report["points"][0].value("metrics_lost", ""), HasSubstr("Connection refused"));
+  EXPECT_FALSE(report["points"][0].contains("server"));
 }
 
 struct Mistake {
