@@ -53,8 +53,9 @@ std::string CpuName() {
 // All points of a run.
 class Load {
  public:
-  Load(const LoadOptions& options, const std::function<void(const std::string&)>& progress)
-      : options_(options), progress_(progress) {}
+  Load(const LoadOptions& options, const std::function<void(const std::string&)>& progress,
+       const std::function<void(const Report&)>& measured)
+      : options_(options), progress_(progress), measured_(measured) {}
 
   absl::StatusOr<Report> Run() {
     if (absl::Status status = Begin(); !status.ok()) return status;
@@ -64,6 +65,7 @@ class Load {
       for (const int64_t tokens : tokens_per_call) {
         for (const int64_t concurrency : options_.concurrency) {
           if (absl::Status status = RunPoint(form, tokens, concurrency); !status.ok()) return status;
+          measured_(report_);
         }
       }
     }
@@ -378,6 +380,7 @@ class Load {
 
   const LoadOptions& options_;
   const std::function<void(const std::string&)>& progress_;
+  const std::function<void(const Report&)>& measured_;
   client::ModelInfo model_;
   std::vector<TraceStep> trace_;               // empty: a steady load
   std::unique_ptr<RequestComposer> composer_;  // before the connections, which send its memory
@@ -390,8 +393,9 @@ class Load {
 
 }  // namespace
 
-absl::StatusOr<Report> RunLoad(const LoadOptions& options, const std::function<void(const std::string&)>& progress) {
-  return Load(options, progress).Run();
+absl::StatusOr<Report> RunLoad(const LoadOptions& options, const std::function<void(const std::string&)>& progress,
+                               const std::function<void(const Report&)>& measured) {
+  return Load(options, progress, measured).Run();
 }
 
 }  // namespace engram::bench

@@ -4,19 +4,22 @@
 
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <memory>
-#include <tuple>
+#include <optional>
 #include <utility>
 
 #include "CLI/CLI.hpp"
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "client/bench/command.h"
+#include "client/bench/interruption.h"
 #include "client/bench/load.h"
 #include "client/bench/load_options.h"
 #include "client/bench/report.h"
+#include "client/cli/output_file.h"
 
 namespace engram::bench {
 namespace {
@@ -76,37 +79,80 @@ absl::StatusOr<LoadOptions> OptionsOf(const LoadFlags& flags) {
   return options;
 }
 
-absl::Status WriteFile(absl::string_view flag, const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file) return absl::UnavailableError(absl::StrCat(flag, " ", path, ": cannot be written"));
-  return absl::OkStatus();
-}
+// The report as far as it goes, and where it is to be written. Thread-safe: a signal may end the run at any time.
+class Reports {
+ public:
+  // A file that cannot be written is better known now than after an hour; what it holds stays until there is a report.
+  absl::Status Open(const LoadOptions& options) {
+    const absl::MutexLock lock(&mutex_);
+    absl::Status status = Open(options.json, &files_[0]);
+    return status.ok() ? Open(options.html, &files_[1]) : status;
+  }
+
+  void Measured(Report report) {
+    const absl::MutexLock lock(&mutex_);
+    report_ = std::move(report);
+  }
+
+  // Once; files that are new are removed where no point was measured.
+  absl::Status Write() {
+    const absl::MutexLock lock(&mutex_);
+    absl::Status first;
+    if (report_.has_value()) {
+      std::fputs(TextReport(*report_).c_str(), stdout);
+      std::fflush(stdout);
+    }
+    for (File& file : files_) {
+      if (!file.output.has_value()) continue;
+      const absl::Status status = report_.has_value() ? file.output->Write({file.text(*report_)}) : absl::OkStatus();
+      if (!status.ok() && first.ok()) {
+        first = absl::UnavailableError(absl::StrCat(file.flag, " ", status.message()));
+      }
+      file.output.reset();
+    }
+    report_.reset();
+    return first;
+  }
+
+ private:
+  struct File {
+    const char* flag;
+    std::string (*text)(const Report&);
+    std::optional<client::OutputFile> output = {};  // none where the flag is not given
+  };
+
+  static absl::Status Open(const std::string& path, File* file) {
+    if (path.empty()) return absl::OkStatus();
+    const absl::Status status = file->output.emplace().Open(path);
+    return status.ok() ? status : absl::InvalidArgumentError(absl::StrCat(file->flag, " ", status.message()));
+  }
+
+  absl::Mutex mutex_;
+  std::optional<Report> report_ ABSL_GUARDED_BY(mutex_);
+  File files_[2] ABSL_GUARDED_BY(mutex_) = {{"--json", &JsonReport}, {"--html", &HtmlReport}};
+};
 
 int RunLoadCommand(const LoadFlags& flags, const std::string& command_line) {
   const absl::StatusOr<LoadOptions> options = OptionsOf(flags);
   if (!options.ok()) return Mistake(options.status());
-  // A file that cannot be written is better known now than after an hour.
-  for (const auto& [flag, path] : {std::pair("--json", options->json), std::pair("--html", options->html)}) {
-    if (path.empty()) continue;
-    if (absl::Status status = WriteFile(flag, path, ""); !status.ok()) return Mistake(status);
-  }
+  Reports reports;
+  if (absl::Status status = reports.Open(*options); !status.ok()) return Mistake(status);
+  const Interruption interruption([&reports] {
+    if (const absl::Status status = reports.Write(); !status.ok()) Mistake(status);
+  });
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
   const auto progress = [terminal](const std::string& line) {
     std::fprintf(stderr, terminal ? "\r\x1b[K%s" : "%s\n", line.c_str());
   };
-  absl::StatusOr<Report> report = RunLoad(*options, progress);
+  const absl::StatusOr<Report> report = RunLoad(*options, progress, [&](Report so_far) {
+    so_far.command = command_line;
+    reports.Measured(std::move(so_far));
+  });
   if (terminal) std::fprintf(stderr, "\r\x1b[K");
+  // What was measured before a later point failed is told too.
+  const absl::Status written = reports.Write();
   if (!report.ok()) return Mistake(report.status());
-  report->command = command_line;
-  std::fputs(TextReport(*report).c_str(), stdout);
-  std::fflush(stdout);
-  for (const auto& [flag, path, text] :
-       {std::tuple("--json", options->json, &JsonReport), std::tuple("--html", options->html, &HtmlReport)}) {
-    if (path.empty()) continue;
-    if (absl::Status status = WriteFile(flag, path, text(*report)); !status.ok()) return Mistake(status);
-  }
+  if (!written.ok()) return Mistake(written);
   return report->wrong_replies() ? kExitMiss : kExitOk;
 }
 

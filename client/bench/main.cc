@@ -56,7 +56,7 @@ int Main(int argc, char** argv) {
       "Measures an engram server as its callers see it. Without a command it makes calls, in a closed loop (the next "
       "when the last has ended) or an open one (--rate), and reports throughput and latency of every combination of "
       "--form, --tokens-per-call and --concurrency. Every flag has an environment twin; the flag wins. Exit code 1: a "
-      "reply was wrong; 2: nothing was measured.",
+      "reply was wrong; 2: nothing was measured, or not all of it.",
       "engram-bench");
   app.set_version_flag("--version", "engram-bench " ENGRAM_VERSION);
   app.require_subcommand(0, 1);

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -228,6 +229,31 @@ TEST_F(LoadTest, AServerThatDiesWhileItsMetricsAreReadLosesThoseAlone) {
   EXPECT_FALSE(report["points"][0].contains("server"));
 }
 
+TEST_F(LoadTest, ARunThatFailsLeavesAnEarlierReportAsItIs) {
+  const std::string earlier = dir_.path() + "/earlier.json", fresh = dir_.path() + "/fresh.html";
+  std::ofstream(earlier) << "earlier";
+  const Finished run = RunToEnd({ENGRAM_BENCH, "--target", "unix:" + dir_.path() + "/none", "--connect-timeout", "0.2",
+                                 "--json", earlier, "--html", fresh});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_EQ(FileText(earlier), "earlier");
+  EXPECT_FALSE(std::ifstream(fresh).is_open()) << "no empty page where none was";
+}
+
+TEST_F(LoadTest, ASignalEndsTheRunWithThePointsMeasuredSoFar) {
+  for (const auto& [signal, code] : {std::pair("INT", 130), std::pair("TERM", 143)}) {
+    const std::string file = dir_.path() + "/" + signal + ".json";
+    const Finished run = RunToEnd({"/usr/bin/timeout", "--preserve-status", "-s", signal, "2", ENGRAM_BENCH, "--target",
+                                   server_->unix_address(), "--concurrency", "1:200", "--duration", "0.1", "--warmup",
+                                   "0", "--json", file});
+    EXPECT_EQ(run.exit_code, code) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("highway, 1 tokens, concurrency 1\n"));
+    const json report = json::parse(FileText(file), nullptr, false);
+    ASSERT_TRUE(report.is_object());
+    EXPECT_GT(report["points"].size(), 0u);
+    EXPECT_LT(report["points"].size(), 200u);
+  }
+}
+
 struct Mistake {
   std::vector<std::string> args;
   std::string says;
@@ -248,7 +274,7 @@ TEST_F(LoadTest, MistakesAreOneLineThatNamesThemAndExitCode2) {
       {{"bogus"}, "bogus"},
       {{"--layers", "77"}, "--layers: the model has no engram layer 77"},
       {{"--metrics", "127.0.0.1:1"}, "--metrics 127.0.0.1:1: "},
-      {{"--json", "/no/such/folder/x"}, "--json /no/such/folder/x: cannot be written"},
+      {{"--json", "/no/such/folder/x"}, "--json /no/such/folder/x: cannot be opened for writing"},
       {{"--trace", kTiny}, ":1: the line is no JSON object"},
       {{"--tokens-per-call", "1000000"}, "--tokens-per-call: 1000000 tokens in a call, the server takes at most"},
   };
