@@ -5,6 +5,7 @@
 #include <fstream>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -34,8 +35,8 @@ constexpr int64_t kTicketsPerTarget = 16;
 
 constexpr absl::Duration kMetricsTimeout = absl::Seconds(5);
 
-double Median(std::vector<double> values) {
-  if (values.empty()) return 0;
+std::optional<double> Median(std::vector<double> values) {
+  if (values.empty()) return std::nullopt;
   std::sort(values.begin(), values.end());
   const size_t half = values.size() / 2;
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
@@ -133,7 +134,7 @@ class Load {
     echo_ = std::make_unique<Connections>(std::vector<std::string>{target},
                                           options_.channels * static_cast<int>(options_.targets.size()),
                                           options_.client_threads, model_.limits.max_message_bytes);
-    return absl::OkStatus();
+    return ProbeEcho(*echo_, target, absl::Seconds(options_.connect_timeout_secs));
   }
 
   void FillReport(const std::vector<int32_t>& layers) {
@@ -244,7 +245,10 @@ class Load {
       const Stretch echo = Echo(run, each);
       point.echo->stretch.Merge(echo);
       if (service->tally.calls() == 0 || echo.tally.calls() == 0) continue;
-      throughput.push_back(service->PerSecond(service->tally.calls()) / echo.PerSecond(echo.tally.calls()));
+      // An open loop gives both the same rate, whatever they are.
+      if (!report_.open_loop) {
+        throughput.push_back(service->PerSecond(service->tally.calls()) / echo.PerSecond(echo.tally.calls()));
+      }
       p50.push_back(absl::FDivDuration(service->tally.latency.Quantile(0.5), echo.tally.latency.Quantile(0.5)));
     }
     if (options_.echo) {
