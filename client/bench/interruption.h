@@ -7,8 +7,8 @@
 
 namespace engram::bench {
 
-// While one stands, SIGINT and SIGTERM call `finish` on a thread of its own, and then end the process as they would have.
-// Stands before any other thread of the process begins, since these inherit that the signals are not theirs.
+// While one stands, SIGINT and SIGTERM call `finish` on a thread of its own, and then end the process as they would
+// have. Stands before any other thread of the process begins, since these inherit that the signals are not theirs.
 class Interruption {
  public:
   explicit Interruption(std::function<void()> finish);

@@ -67,6 +67,8 @@ int Main(int argc, char** argv) {
       "  engram-bench --form highway --tokens-per-call 1,16,128 --concurrency-range 1,4,16\n"
       "  engram-bench --target unix:/run/engram.sock --prepare --tokens-per-call 16 --baseline echo\n"
       "  engram-bench --form rows-native --tokens-per-call 64 --rate 500 --metrics 127.0.0.1:8002 --html bench.html\n"
+      "  engram-bench echo-server --listen 0.0.0.0:9001      for --echo-target of another machine; ends with its "
+      "stdin\n"
       "docs/bench.md says what each figure means.");
   NameEnvironmentTwins(&app, "ENGRAM_BENCH_");
   for (const Command& command : commands) {
