@@ -5,6 +5,7 @@
 #include <fstream>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -34,8 +35,8 @@ constexpr int64_t kTicketsPerTarget = 16;
 
 constexpr absl::Duration kMetricsTimeout = absl::Seconds(5);
 
-double Median(std::vector<double> values) {
-  if (values.empty()) return 0;
+std::optional<double> Median(std::vector<double> values) {
+  if (values.empty()) return std::nullopt;
   std::sort(values.begin(), values.end());
   const size_t half = values.size() / 2;
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
@@ -53,8 +54,9 @@ std::string CpuName() {
 // All points of a run.
 class Load {
  public:
-  Load(const LoadOptions& options, const std::function<void(const std::string&)>& progress)
-      : options_(options), progress_(progress) {}
+  Load(const LoadOptions& options, const std::function<void(const std::string&)>& progress,
+       const std::function<void(const Report&)>& measured)
+      : options_(options), progress_(progress), measured_(measured) {}
 
   absl::StatusOr<Report> Run() {
     if (absl::Status status = Begin(); !status.ok()) return status;
@@ -64,6 +66,7 @@ class Load {
       for (const int64_t tokens : tokens_per_call) {
         for (const int64_t concurrency : options_.concurrency) {
           if (absl::Status status = RunPoint(form, tokens, concurrency); !status.ok()) return status;
+          measured_(report_);
         }
       }
     }
@@ -131,7 +134,7 @@ class Load {
     echo_ = std::make_unique<Connections>(std::vector<std::string>{target},
                                           options_.channels * static_cast<int>(options_.targets.size()),
                                           options_.client_threads, model_.limits.max_message_bytes);
-    return absl::OkStatus();
+    return ProbeEcho(*echo_, target, absl::Seconds(options_.connect_timeout_secs));
   }
 
   void FillReport(const std::vector<int32_t>& layers) {
@@ -242,7 +245,10 @@ class Load {
       const Stretch echo = Echo(run, each);
       point.echo->stretch.Merge(echo);
       if (service->tally.calls() == 0 || echo.tally.calls() == 0) continue;
-      throughput.push_back(service->PerSecond(service->tally.calls()) / echo.PerSecond(echo.tally.calls()));
+      // An open loop gives both the same rate, whatever they are.
+      if (!report_.open_loop) {
+        throughput.push_back(service->PerSecond(service->tally.calls()) / echo.PerSecond(echo.tally.calls()));
+      }
       p50.push_back(absl::FDivDuration(service->tally.latency.Quantile(0.5), echo.tally.latency.Quantile(0.5)));
     }
     if (options_.echo) {
@@ -273,25 +279,36 @@ class Load {
       if (verifier_ != nullptr && measured) {
         options.reply_seen = [this](const Step& step, const grpc::ByteBuffer& reply) { verifier_->Offer(step, reply); };
       }
-      const bool ask = measured && !options_.metrics.empty();
+      const bool ask = measured && !options_.metrics.empty() && run.point->metrics_lost.empty();
       absl::StatusOr<MetricValues> before, after;
-      if (ask && !(before = ReadMetrics(options_.metrics, kMetricsTimeout)).ok()) return before.status();
+      if (ask) before = ReadMetrics(options_.metrics, kMetricsTimeout);
       const absl::Duration verifying = verifier_ == nullptr ? absl::ZeroDuration() : verifier_->CpuTime();
       Stretch stretch = Loop(*service_, *run.service_steps, options, run.segments++);
       if (verifier_ != nullptr) stretch.client_cpu -= verifier_->CpuTime() - verifying;
-      if (ask && !(after = ReadMetrics(options_.metrics, kMetricsTimeout)).ok()) return after.status();
       if (ask) {
-        const ServerChange change = ChangeBetween(*before, *after);
-        if (run.point->server.has_value()) {
-          run.point->server->Merge(change);
-        } else {
-          run.point->server = change;
-        }
+        after = before.ok() ? ReadMetrics(options_.metrics, kMetricsTimeout) : before;
+        AddServer(before, after, run.point);
       }
       sum.Merge(stretch);
       Release(prepared);
     }
     return sum;
+  }
+
+  // What the calls measured is worth telling without what the server says of itself: a server that dies is a finding.
+  static void AddServer(const absl::StatusOr<MetricValues>& before, const absl::StatusOr<MetricValues>& after,
+                        Point* point) {
+    if (!after.ok()) {
+      point->metrics_lost = std::string(after.status().message());
+      point->server.reset();
+      return;
+    }
+    const ServerChange change = ChangeBetween(*before, *after);
+    if (point->server.has_value()) {
+      point->server->Merge(change);
+    } else {
+      point->server = change;
+    }
   }
 
   // As many as half of a server's memory for them holds: others may want theirs.
@@ -367,6 +384,7 @@ class Load {
 
   const LoadOptions& options_;
   const std::function<void(const std::string&)>& progress_;
+  const std::function<void(const Report&)>& measured_;
   client::ModelInfo model_;
   std::vector<TraceStep> trace_;               // empty: a steady load
   std::unique_ptr<RequestComposer> composer_;  // before the connections, which send its memory
@@ -379,8 +397,9 @@ class Load {
 
 }  // namespace
 
-absl::StatusOr<Report> RunLoad(const LoadOptions& options, const std::function<void(const std::string&)>& progress) {
-  return Load(options, progress).Run();
+absl::StatusOr<Report> RunLoad(const LoadOptions& options, const std::function<void(const std::string&)>& progress,
+                               const std::function<void(const Report&)>& measured) {
+  return Load(options, progress, measured).Run();
 }
 
 }  // namespace engram::bench

@@ -36,6 +36,9 @@ absl::StatusOr<std::vector<int64_t>> ParseCounts(const std::string& text, int64_
     for (size_t i = 0; good && i < parts.size(); ++i) {
       good = absl::SimpleAtoi(parts[i], &numbers[i]) && numbers[i] >= 1 && numbers[i] <= most;
     }
+    if (int64_t step = 1; parts.size() == 3 && absl::SimpleAtoi(parts[2], &step) && step == 0) {
+      return Wrong(absl::StrCat("entry \"", entry, "\" has step 0, expected at least 1"));
+    }
     if (!good) {
       return Wrong(absl::StrCat("entry \"", entry, "\" is no count, expected N, FROM:TO or FROM:TO:STEP, each in [1, ",
                                 most, "]"));

@@ -55,4 +55,8 @@ absl::StatusOr<std::vector<PreparedStep>> PrepareSteps(Connections& connections,
                                                        StepSource& source, size_t count, absl::Duration timeout,
                                                        LatencyHistogram* took);
 
+// One call of a few bytes to what should be `engram-bench echo-server` at `address`, which the error names:
+// UNAVAILABLE.
+absl::Status ProbeEcho(Connections& connections, const std::string& address, absl::Duration timeout);
+
 }  // namespace engram::bench

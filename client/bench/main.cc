@@ -56,7 +56,7 @@ int Main(int argc, char** argv) {
       "Measures an engram server as its callers see it. Without a command it makes calls, in a closed loop (the next "
       "when the last has ended) or an open one (--rate), and reports throughput and latency of every combination of "
       "--form, --tokens-per-call and --concurrency. Every flag has an environment twin; the flag wins. Exit code 1: a "
-      "reply was wrong; 2: nothing was measured.",
+      "reply was wrong; 2: nothing was measured, or not all of it.",
       "engram-bench");
   app.set_version_flag("--version", "engram-bench " ENGRAM_VERSION);
   app.require_subcommand(0, 1);
@@ -67,6 +67,8 @@ int Main(int argc, char** argv) {
       "  engram-bench --form highway --tokens-per-call 1,16,128 --concurrency-range 1,4,16\n"
       "  engram-bench --target unix:/run/engram.sock --prepare --tokens-per-call 16 --baseline echo\n"
       "  engram-bench --form rows-native --tokens-per-call 64 --rate 500 --metrics 127.0.0.1:8002 --html bench.html\n"
+      "  engram-bench echo-server --listen 0.0.0.0:9001      for --echo-target of another machine; ends with its "
+      "stdin\n"
       "docs/bench.md says what each figure means.");
   NameEnvironmentTwins(&app, "ENGRAM_BENCH_");
   for (const Command& command : commands) {

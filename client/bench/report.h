@@ -27,9 +27,10 @@ struct VerifyReport {
 // The same calls to an echo server, alternating with the service's.
 struct EchoReport {
   Stretch stretch;
-  // Of the rounds, their medians: the service's calls per second and its p50, each divided by the echo's.
-  double throughput_ratio = 0;
-  double p50_ratio = 0;
+  // Of the rounds, their medians: the service's calls per second (closed loop) and its p50, each divided by the echo's.
+  // None where no round had calls of both that were served.
+  std::optional<double> throughput_ratio;
+  std::optional<double> p50_ratio;
 };
 
 // One combination of form, tokens and concurrency.
@@ -43,6 +44,7 @@ struct Point {
   std::optional<LatencyHistogram> prepare;  // of the Prepare calls, which are not in `service`
   std::optional<EchoReport> echo;
   std::optional<ServerChange> server;
+  std::string metrics_lost;  // why the server's figures are missing though they were asked for; else empty
   std::optional<VerifyReport> verify;
 };
 
@@ -74,6 +76,14 @@ std::string RateText(double per_second);
 
 // "highway, 16 tokens, concurrency 4".
 std::string PointName(const Report& report, const Point& point);
+
+// A stretch's row in any table: calls, calls/s, tokens/s, GB/s up and down, p50, p90, p99,
+// p99.9, max, failed. A quantile that so few calls cannot show is "–", as every figure is where none was served.
+std::vector<std::string> FigureHeads();
+std::vector<std::string> FigureCells(const Stretch& stretch);
+
+// "throughput 0.75 x, p50 1.25 x"; "–" for a ratio that there is not, and none of throughput for an open loop.
+std::string RatiosText(const Report& report, const EchoReport& echo);
 
 // What stands below a point's row: what each is about, and the figure in words.
 std::vector<std::pair<std::string, std::string>> PointFacts(const Report& report, const Point& point);

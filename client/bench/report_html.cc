@@ -80,32 +80,17 @@ class Page {
   }
 
   void Row(absl::string_view kind, const std::string& name, const Stretch& s) {
-    const LatencyHistogram& latency = s.tally.latency;
-    const std::string cells[] = {Escaped(name),
-                                 RateText(s.PerSecond(s.tally.calls())),
-                                 RateText(s.PerSecond(s.tally.tokens)),
-                                 absl::StrFormat("%.3f", s.PerSecond(s.tally.payload_up) / 1e9),
-                                 absl::StrFormat("%.3f", s.PerSecond(s.tally.payload_down) / 1e9),
-                                 DurationText(latency.Quantile(0.5)),
-                                 DurationText(latency.Quantile(0.9)),
-                                 DurationText(latency.Quantile(0.99)),
-                                 DurationText(latency.Quantile(0.999)),
-                                 DurationText(latency.max()),
-                                 absl::StrCat(s.tally.failed())};
-    Add(absl::StrCat("<tr", kind, "><td>", absl::StrJoin(cells, "</td><td>"), "</td></tr>"));
+    Add(absl::StrCat("<tr", kind, "><td>", Escaped(name), "</td><td>", absl::StrJoin(FigureCells(s), "</td><td>"),
+                     "</td></tr>"));
   }
 
   void Summary() {
-    Add("<h2>All points</h2>\n<div class=\"wide\"><table><thead><tr><th>calls</th><th>calls/s</th><th>tokens/s</th>"
-        "<th>GB/s up</th><th>GB/s down</th><th>p50</th><th>p90</th><th>p99</th><th>p99.9</th><th>max</th>"
-        "<th>failed</th></tr></thead><tbody>");
+    Add(absl::StrCat("<h2>All points</h2>\n<div class=\"wide\"><table><thead><tr><th>point</th><th>",
+                     absl::StrJoin(FigureHeads(), "</th><th>"), "</th></tr></thead><tbody>"));
     for (const Point& point : report_.points) {
       Row("", PointName(report_, point), point.service);
       if (!point.echo.has_value()) continue;
-      Row(" class=\"echo\"",
-          absl::StrFormat("the echo: %.2f x throughput, %.2f x p50", point.echo->throughput_ratio,
-                          point.echo->p50_ratio),
-          point.echo->stretch);
+      Row(" class=\"echo\"", absl::StrCat("the echo: ", RatiosText(report_, *point.echo)), point.echo->stretch);
     }
     Add("</tbody></table></div>");
     if (report_.points.empty() || !report_.points.front().echo.has_value()) return;

@@ -80,11 +80,13 @@ ordered_json PointJson(const Report& report, const Point& point) {
   json["service"] = StretchJson(point.service, report.open_loop);
   if (point.echo.has_value()) {
     json["echo"] = StretchJson(point.echo->stretch, report.open_loop);
-    json["echo"]["throughput_ratio"] = point.echo->throughput_ratio;
-    json["echo"]["p50_ratio"] = point.echo->p50_ratio;
+    const EchoReport& echo = *point.echo;
+    if (echo.throughput_ratio.has_value()) json["echo"]["throughput_ratio"] = *echo.throughput_ratio;
+    if (echo.p50_ratio.has_value()) json["echo"]["p50_ratio"] = *echo.p50_ratio;
   }
   if (point.prepare.has_value()) json["prepare_seconds"] = LatencyJson(*point.prepare);
   if (point.server.has_value()) json["server"] = ServerJson(*point.server);
+  if (!point.metrics_lost.empty()) json["metrics_lost"] = point.metrics_lost;
   if (point.verify.has_value()) {
     json["verify"] = {{"checked", point.verify->checked},
                       {"skipped", point.verify->skipped},

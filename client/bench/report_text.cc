@@ -13,6 +13,13 @@ namespace {
 
 constexpr double kBytesPerGb = 1e9;
 
+constexpr char kNone[] = "–";
+
+// Characters, not bytes.
+size_t Width(absl::string_view text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
 // Columns as wide as their widest cell, words to the left and figures to the right.
 class Table {
  public:
@@ -23,12 +30,12 @@ class Table {
   std::string Text() const {
     std::vector<size_t> widths(rows_.front().size(), 0);
     for (const auto& row : rows_) {
-      for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+      for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
     }
     std::string text;
     for (const auto& row : rows_) {
       for (size_t i = 0; i < row.size(); ++i) {
-        const std::string pad(widths[i] - row[i].size(), ' ');
+        const std::string pad(widths[i] - Width(row[i]), ' ');
         absl::StrAppend(&text, i == 0 ? "" : "  ", i == 0 ? row[i] + pad : pad + row[i]);
       }
       while (!text.empty() && text.back() == ' ') text.pop_back();
@@ -58,24 +65,14 @@ std::string PointName(const Report& report, const Point& point) {
 namespace {
 
 std::vector<std::string> Row(const Report& report, const Point& point, const std::string& what, const Stretch& s) {
-  const LatencyHistogram& latency = s.tally.latency;
-  return {what,
-          point.tokens_per_call == 0 ? "trace" : absl::StrCat(point.tokens_per_call),
-          Callers(report, point),
-          RateText(s.PerSecond(s.tally.calls())),
-          RateText(s.PerSecond(s.tally.tokens)),
-          absl::StrFormat("%.3f", s.PerSecond(s.tally.payload_up) / kBytesPerGb),
-          absl::StrFormat("%.3f", s.PerSecond(s.tally.payload_down) / kBytesPerGb),
-          DurationText(latency.Quantile(0.5)),
-          DurationText(latency.Quantile(0.9)),
-          DurationText(latency.Quantile(0.99)),
-          DurationText(latency.Quantile(0.999)),
-          DurationText(latency.max()),
-          absl::StrCat(s.tally.failed())};
+  std::vector<std::string> row = {what, point.tokens_per_call == 0 ? "trace" : absl::StrCat(point.tokens_per_call),
+                                  Callers(report, point)};
+  for (std::string& cell : FigureCells(s)) row.push_back(std::move(cell));
+  return row;
 }
 
 std::string PerCall(double seconds, double calls) {
-  return calls > 0 ? DurationText(absl::Seconds(seconds / calls)) : "-";
+  return calls > 0 ? DurationText(absl::Seconds(seconds / calls)) : kNone;
 }
 
 using Facts = std::vector<std::pair<std::string, std::string>>;
@@ -108,6 +105,38 @@ void AddVerifyFacts(const VerifyReport& verify, Facts* facts) {
 
 }  // namespace
 
+std::vector<std::string> FigureHeads() {
+  return {"calls", "calls/s", "tokens/s", "GB/s up", "down", "p50", "p90", "p99", "p99.9", "max", "failed"};
+}
+
+std::vector<std::string> FigureCells(const Stretch& stretch) {
+  const Tally& tally = stretch.tally;
+  std::vector<std::string> cells = {absl::StrCat(tally.calls())};
+  const auto add = [&](int64_t needed, std::string text) {
+    cells.push_back(tally.calls() < needed ? kNone : std::move(text));
+  };
+  add(1, RateText(stretch.PerSecond(tally.calls())));
+  add(1, RateText(stretch.PerSecond(tally.tokens)));
+  add(1, absl::StrFormat("%.3f", stretch.PerSecond(tally.payload_up) / kBytesPerGb));
+  add(1, absl::StrFormat("%.3f", stretch.PerSecond(tally.payload_down) / kBytesPerGb));
+  add(1, DurationText(tally.latency.Quantile(0.5)));
+  add(1, DurationText(tally.latency.Quantile(0.9)));
+  // Of fewer calls than this the quantile is their maximum.
+  add(100, DurationText(tally.latency.Quantile(0.99)));
+  add(1000, DurationText(tally.latency.Quantile(0.999)));
+  add(1, DurationText(tally.latency.max()));
+  cells.push_back(absl::StrCat(tally.failed()));
+  return cells;
+}
+
+std::string RatiosText(const Report& report, const EchoReport& echo) {
+  const auto text = [](const std::optional<double>& ratio) {
+    return ratio.has_value() ? absl::StrFormat("%.2f x", *ratio) : std::string(kNone);
+  };
+  const std::string p50 = absl::StrCat("p50 ", text(echo.p50_ratio));
+  return report.open_loop ? p50 : absl::StrCat("throughput ", text(echo.throughput_ratio), ", ", p50);
+}
+
 std::vector<std::pair<std::string, std::string>> PointFacts(const Report& report, const Point& point) {
   std::vector<std::pair<std::string, std::string>> facts;
   const Stretch& s = point.service;
@@ -116,14 +145,14 @@ std::vector<std::pair<std::string, std::string>> PointFacts(const Report& report
   if (point.echo.has_value()) {
     const Stretch& echo = point.echo->stretch;
     facts.emplace_back("against the echo",
-                       absl::StrFormat("throughput %.2f x, p50 %.2f x (medians of %d rounds)",
-                                       point.echo->throughput_ratio, point.echo->p50_ratio, report.rounds));
+                       absl::StrFormat("%s (medians of %d rounds)", RatiosText(report, *point.echo), report.rounds));
     absl::StrAppend(&client_cpu, ", ",
                     PerCall(absl::ToDoubleSeconds(echo.client_cpu), static_cast<double>(echo.tally.calls())),
                     " one to the echo");
   }
   facts.emplace_back("client CPU", client_cpu);
   if (point.server.has_value()) AddServerFacts(*point.server, &facts);
+  if (!point.metrics_lost.empty()) facts.emplace_back("metrics", absl::StrCat("lost: ", point.metrics_lost));
   if (point.prepare.has_value()) {
     facts.emplace_back("Prepare", absl::StrCat("p50 ", DurationText(point.prepare->Quantile(0.5)), ", max ",
                                                DurationText(point.prepare->max()), " of ", point.prepare->count(),
@@ -199,8 +228,9 @@ std::string TextReport(const Report& report) {
       report.same_host ? ", shared by server and bench" : "", "\n");
   if (!report.verify_against.empty()) absl::StrAppend(&text, "  verify   ", report.verify_against, "\n");
   text += '\n';
-  Table table({"form", "tokens", report.open_loop ? "rate" : "conc", "calls/s", "tokens/s", "GB/s up", "down", "p50",
-               "p90", "p99", "p99.9", "max", "failed"});
+  std::vector<std::string> heads = {"form", "tokens", report.open_loop ? "rate" : "conc"};
+  for (std::string& head : FigureHeads()) heads.push_back(std::move(head));
+  Table table(std::move(heads));
   for (const Point& point : report.points) {
     table.Add(Row(report, point, point.calls, point.service));
     if (point.echo.has_value()) table.Add(Row(report, point, "  echo", point.echo->stretch));

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -115,6 +116,10 @@ absl::StatusOr<MetricValues> ReadMetrics(const std::string& address, absl::Durat
   if (!answer.ok()) return answer.status();
   const size_t end = answer->find("\r\n\r\n");
   const absl::string_view first = absl::string_view(*answer).substr(0, answer->find("\r\n"));
+  if (!absl::StartsWith(first, "HTTP/")) {
+    return CannotRead(address,
+                      "what answers there is no HTTP listener; the server's --http-listen is, its --listen is not");
+  }
   if (end == std::string::npos || first.find(" 200 ") == absl::string_view::npos) {
     return CannotRead(address, absl::StrCat("GET /metrics was answered \"", first.substr(0, 80), "\""));
   }

@@ -39,7 +39,7 @@ struct Tally {
 // A stretch, or the sum of several with the same settings.
 struct Stretch {
   Tally tally;
-  absl::Duration elapsed;     // from the first call's start to the last one's end
+  absl::Duration elapsed;  // closed loop: from the first call's start to the last one's end; open: in which calls began
   absl::Duration client_cpu;  // of this process, but not of checking replies
 
   // Open loop alone.

@@ -98,6 +98,7 @@ class Worker {
 
   void Count(const PlannedStep& step, absl::Duration late, absl::Duration fetched, const FetchTotals& totals) {
     figures_.steps += 1;
+    if (!totals.errors.empty()) figures_.failed_steps += 1;
     figures_.tokens += step.tokens;
     figures_.prefill_tokens += step.prefill_tokens;
     figures_.emitted += step.emitted;
@@ -121,6 +122,7 @@ class Worker {
 
 void PlayFigures::Merge(const PlayFigures& other) {
   steps += other.steps;
+  failed_steps += other.failed_steps;
   tokens += other.tokens;
   prefill_tokens += other.prefill_tokens;
   emitted += other.emitted;

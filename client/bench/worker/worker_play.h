@@ -30,7 +30,8 @@ struct PlayOptions {
 // Of the measured steps of all workers.
 struct PlayFigures {
   int64_t steps = 0;
-  int64_t tokens = 0;  // looked up
+  int64_t failed_steps = 0;  // of them: went on without something, since a call failed
+  int64_t tokens = 0;        // looked up
   int64_t prefill_tokens = 0;
   int64_t emitted = 0;                    // tokens that users got
   int64_t arrived = 0;                    // sequences

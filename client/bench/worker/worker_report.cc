@@ -85,6 +85,7 @@ nlohmann::ordered_json RunJson(const WorkerReport& report, const WorkerRun& run)
   json["table"] = run.local ? "local" : "server";
   json["workers"] = run.workers;
   json["steps"] = figures.steps;
+  json["failed_steps"] = figures.failed_steps;
   json["tokens_per_second"] = Rate(run, figures.tokens);
   json["emitted_per_second"] = Rate(run, figures.emitted);
   json["tokens_per_step"] = PerStep(run, figures.tokens);
@@ -156,6 +157,14 @@ std::string ReportText(const WorkerReport& report) {
         absl::StrCat(client::FormName(run.form), run.local ? " local" : "", ", ", run.workers, " workers: ");
     for (const auto& [error, count] : run.figures.totals.errors) {
       absl::StrAppend(&text, name, count, " calls failed with ", error, "\n");
+    }
+    if (run.figures.failed_steps > 0) {
+      absl::StrAppend(&text, name, run.figures.failed_steps, " of ", run.figures.steps,
+                      " steps went on without what failed: the figures are not those of steps that got all\n");
+    }
+    if (options.verify_every > 0) {
+      absl::StrAppend(&text, name, "verified ", run.figures.totals.verified, " layers, ",
+                      run.figures.mismatch.empty() ? "0 wrong" : "at least 1 wrong", "\n");
     }
     if (!run.figures.mismatch.empty()) absl::StrAppend(&text, name, "WRONG: ", run.figures.mismatch, "\n");
   }

@@ -1,8 +1,13 @@
 // engram-bench as a user runs it, against a real server.
+#include <signal.h>
+
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -128,7 +133,9 @@ TEST_F(LoadTest, AnOpenLoopKeepsItsRateAndVerifies) {
                                "--verify-fraction", "0.5", "--seed", "4", "--model", kTiny});
   const json& point = report["points"][0];
   EXPECT_EQ(point["rate"], 100.0);
-  EXPECT_EQ(point["service"]["calls"].get<int64_t>() + point["service"]["open_loop"]["unsent"].get<int64_t>(), 100);
+  const int64_t calls = point["service"]["calls"].get<int64_t>();
+  EXPECT_EQ(calls + point["service"]["open_loop"]["unsent"].get<int64_t>(), 100);
+  EXPECT_DOUBLE_EQ(point["service"]["calls_per_second"].get<double>(), static_cast<double>(calls));
   EXPECT_GT(point["verify"]["checked"], 20);
   EXPECT_LT(point["verify"]["checked"], 80);
   EXPECT_EQ(point["verify"]["wrong"], 0) << point["verify"]["mismatches"];
@@ -204,12 +211,68 @@ TEST_F(LoadTest, RefusalsAreCountedByCodeAndReason) {
   EXPECT_GT(report["points"][0]["service"].at("failure_latency_seconds").at("p99"), 0);
 }
 
+TEST_F(LoadTest, AServerThatDiesWhileItsMetricsAreReadLosesThoseAlone) {
+  auto mortal = ServerProcess::Start(kTiny);
+  ASSERT_TRUE(mortal.ok()) << mortal.status();
+  std::thread later([&mortal] {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    (*mortal)->Stop(SIGKILL);
+  });
+  const std::string file = dir_.path() + "/lost.json";
+  const Finished run = RunToEnd({ENGRAM_BENCH, "--target", (*mortal)->unix_address(), "--metrics",
+                                 (*mortal)->metrics_address(), "--duration", "4", "--warmup", "0", "--json", file});
+  later.join();
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("metrics            lost: --metrics "));
+  const json report = json::parse(FileText(file));
+  EXPECT_GT(report["points"][0]["service"]["calls"], 0);
+  EXPECT_GT(report["points"][0]["service"]["errors"].value("UNAVAILABLE", 0), 0);
+  EXPECT_THAT(report["points"][0].value("metrics_lost", ""), HasSubstr("Connection refused"));
+  EXPECT_FALSE(report["points"][0].contains("server"));
+}
+
+TEST_F(LoadTest, ARunThatFailsLeavesAnEarlierReportAsItIs) {
+  const std::string earlier = dir_.path() + "/earlier.json", fresh = dir_.path() + "/fresh.html";
+  std::ofstream(earlier) << "earlier";
+  const Finished run = RunToEnd({ENGRAM_BENCH, "--target", "unix:" + dir_.path() + "/none", "--connect-timeout", "0.2",
+                                 "--json", earlier, "--html", fresh});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_EQ(FileText(earlier), "earlier");
+  EXPECT_FALSE(std::ifstream(fresh).is_open()) << "no empty page where none was";
+}
+
+TEST_F(LoadTest, ASignalEndsTheRunWithThePointsMeasuredSoFar) {
+  for (const auto& [signal, code] : {std::pair("INT", 130), std::pair("TERM", 143)}) {
+    const std::string file = dir_.path() + "/" + signal + ".json";
+    const Finished run = RunToEnd({"/usr/bin/timeout", "--preserve-status", "-s", signal, "2", ENGRAM_BENCH, "--target",
+                                   server_->unix_address(), "--concurrency", "1:200", "--duration", "0.1", "--warmup",
+                                   "0", "--json", file});
+    EXPECT_EQ(run.exit_code, code) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("highway, 1 tokens, concurrency 1\n"));
+    const json report = json::parse(FileText(file), nullptr, false);
+    ASSERT_TRUE(report.is_object());
+    EXPECT_GT(report["points"].size(), 0u);
+    EXPECT_LT(report["points"].size(), 200u);
+  }
+}
+
+TEST_F(LoadTest, WhatIsNoEchoServerIsRefusedBeforeAnythingIsMeasured) {
+  for (const std::string& address : {server_->unix_address(), "unix:" + dir_.path() + "/nothing"}) {
+    const Finished run = RunToEnd({ENGRAM_BENCH, "--target", server_->unix_address(), "--baseline", "echo",
+                                   "--echo-target", address, "--duration", "0.1"});
+    EXPECT_EQ(run.exit_code, 2);
+    EXPECT_THAT(run.err, HasSubstr("no engram-bench echo-server answers at " + address + ": "));
+    EXPECT_EQ(run.out, "");
+  }
+}
+
 struct Mistake {
   std::vector<std::string> args;
   std::string says;
 };
 
 TEST_F(LoadTest, MistakesAreOneLineThatNamesThemAndExitCode2) {
+  const std::string kTrace = std::string(ENGRAM_TRACES) + "/decode.jsonl";
   const std::vector<Mistake> mistakes = {
       {{"--form", "auto"}, "--form: \"auto\" is no form"},
       {{"--concurrency", "0"}, "--concurrency: entry \"0\" is no count"},
@@ -224,7 +287,16 @@ TEST_F(LoadTest, MistakesAreOneLineThatNamesThemAndExitCode2) {
       {{"bogus"}, "bogus"},
       {{"--layers", "77"}, "--layers: the model has no engram layer 77"},
       {{"--metrics", "127.0.0.1:1"}, "--metrics 127.0.0.1:1: "},
-      {{"--json", "/no/such/folder/x"}, "--json /no/such/folder/x: cannot be written"},
+      {{"--metrics", server_->tcp_address()}, ": what answers there is no HTTP listener"},
+      {{"--tokens-per-call", "1:8:0"}, "--tokens-per-call: entry \"1:8:0\" has step 0, expected at least 1"},
+      {{"--trace", kTrace, "--tokens-per-call", "2"},
+       "--tokens-per-call is given, but the steps of --trace have their own"},
+      {{"--trace", kTrace, "--ngram-pool", "2"}, "--ngram-pool is given, but the steps of --trace have their own"},
+      {{"--arrivals", "poisson"}, "--arrivals is given, but not --rate"},
+      {{"--max-outstanding", "5"}, "--max-outstanding is given, but not --rate"},
+      {{"--rounds", "2"}, "--rounds is given, but not --baseline echo"},
+      {{"--rate", "5", "--concurrency", "2"}, "--concurrency is given, but --rate asks for an open loop"},
+      {{"--json", "/no/such/folder/x"}, "--json /no/such/folder/x: cannot be opened for writing"},
       {{"--trace", kTiny}, ":1: the line is no JSON object"},
       {{"--tokens-per-call", "1000000"}, "--tokens-per-call: 1000000 tokens in a call, the server takes at most"},
   };
@@ -247,7 +319,8 @@ TEST_F(LoadTest, MistakesAreOneLineThatNamesThemAndExitCode2) {
 TEST_F(LoadTest, HelpTeachesWithExamplesAndEnvironmentTwins) {
   const Finished help = RunToEnd({ENGRAM_BENCH, "--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* part : {"Examples:", "ENGRAM_TARGET", "ENGRAM_BENCH_FORM", "--verify-fraction", "make-trace"}) {
+  for (const char* part :
+       {"Examples:", "ENGRAM_TARGET", "ENGRAM_BENCH_FORM", "--verify-fraction", "make-trace", "echo-server"}) {
     EXPECT_THAT(help.out, HasSubstr(part));
   }
   EXPECT_THAT(RunToEnd({ENGRAM_BENCH, "--version"}).out, HasSubstr("engram-bench "));

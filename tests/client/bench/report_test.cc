@@ -71,6 +71,37 @@ TEST(Report, TheTableHoldsTheFigures) {
   }
 }
 
+TEST(Report, QuantilesThatSoFewCallsCannotShowAreLeftOutOfTablesAndNotOfJson) {
+  Report report = FullReport();
+  report.points.resize(1);
+  Tally& tally = report.points[0].service.tally;
+  const auto cells = [&](int calls) {
+    tally.latency = LatencyHistogram();
+    for (int i = 0; i < calls; ++i) tally.latency.Add(absl::Microseconds(500));
+    return FigureCells(report.points[0].service);
+  };
+  const auto p99 = static_cast<size_t>(7);
+  ASSERT_EQ(FigureHeads()[p99], "p99");
+  EXPECT_EQ(cells(99)[0], "99");
+  EXPECT_EQ(cells(99)[p99], "–");
+  EXPECT_EQ(cells(100)[p99], "500 us");
+  EXPECT_EQ(cells(999)[p99 + 1], "–");
+  EXPECT_EQ(cells(1000)[p99 + 1], "500 us");
+  EXPECT_EQ(cells(0), (std::vector<std::string>{"0", "–", "–", "–", "–", "–", "–", "–", "–", "–", "2"}));
+  cells(3);
+  EXPECT_GT(nlohmann::json::parse(JsonReport(report))["points"][0]["service"]["latency_seconds"]["p99.9"], 0);
+}
+
+TEST(Report, RatiosThatThereAreNotAreToldAsNone) {
+  Report report;
+  EXPECT_EQ(RatiosText(report, {.stretch = {}, .throughput_ratio = 0.5, .p50_ratio = 2}),
+            "throughput 0.50 x, p50 2.00 x");
+  EXPECT_EQ(RatiosText(report, {}), "throughput –, p50 –");
+  report.open_loop = true;
+  EXPECT_EQ(RatiosText(report, {.stretch = {}, .throughput_ratio = {}, .p50_ratio = 2}), "p50 2.00 x")
+      << "both sides get one rate";
+}
+
 TEST(Report, JsonHoldsTheFiguresInSecondsAndBytes) {
   const nlohmann::json json = nlohmann::json::parse(JsonReport(FullReport()));
   EXPECT_EQ(json["same_host"], true);

@@ -1,5 +1,6 @@
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "client/bench/worker/worker_report.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -77,13 +78,21 @@ TEST(WorkerReport, SaysTheSameInTextAndJson) {
   report.loopback = true;
   report.runs = {SlowRun()};
   report.runs[0].figures.totals.errors["RESOURCE_EXHAUSTED QUEUE_FULL"] = 3;
+  report.runs[0].figures.failed_steps = 2;
   const std::string text = ReportText(report);
   EXPECT_THAT(text, HasSubstr("loopback: server and workers share this machine"));
   EXPECT_THAT(text, HasSubstr("wait L14 p50/p99 ms"));
   EXPECT_THAT(text, HasSubstr("20.0 %"));
   EXPECT_THAT(text, HasSubstr("770.0 kB"));
   EXPECT_THAT(text, HasSubstr("rows-native, 2 workers: 3 calls failed with RESOURCE_EXHAUSTED QUEUE_FULL"));
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("rows-native, 2 workers: 2 of ", report.runs[0].figures.steps,
+                                           " steps went on without")));
   EXPECT_THAT(text, Not(HasSubstr("WRONG")));
+  EXPECT_THAT(text, Not(HasSubstr("verified"))) << "nothing was asked to be";
+  WorkerReport verified = report;
+  verified.options.verify_every = 2;
+  verified.runs[0].figures.totals.verified = 12;
+  EXPECT_THAT(ReportText(verified), HasSubstr("verified 12 layers, 0 wrong\n"));
   const auto json = nlohmann::json::parse(ReportJson(report));
   EXPECT_EQ(json["loopback"], true);
   const auto& run = json["runs"][0];
