@@ -180,7 +180,11 @@ void StreamCall::HandleStep(const std::shared_ptr<Request>& request, absl::Statu
   if (request->reply.call.form != Form::kPrepare) {
     hooks.layer_done = [this, request](size_t index) { LayerDone(request, index); };
   }
-  hooks.done = [this, request](const absl::Status& status) { StepDone(request, status); };
+  hooks.done = [this, request](const absl::Status& status) {
+    // Its last layer was its last message. Layers that are sent stand, whatever came after; and the stream may be gone.
+    if (request->reply.call.form != Form::kPrepare && request->layers_left == 0) return;
+    StepDone(request, status);
+  };
   RunStep(core_, request->reply, std::move(hooks));
 }
 
@@ -197,12 +201,7 @@ void StreamCall::LayerDone(const std::shared_ptr<Request>& request, size_t index
 }
 
 void StreamCall::StepDone(const std::shared_ptr<Request>& request, const absl::Status& status) {
-  if (!status.ok()) {
-    // Layers already sent stand; none is left to come.
-    if (request->reply.call.form == Form::kPrepare || request->layers_left > 0) Fail(request, status);
-    return;
-  }
-  if (request->reply.call.form != Form::kPrepare) return;  // its last layer was its last message
+  if (!status.ok()) return Fail(request, status);  // layers already sent stand; none is left to come
   v1::StreamResponse small;
   small.set_last(true);
   ReplyWriter tensors;

@@ -78,6 +78,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void HandleStep(const std::shared_ptr<Request>& request, absl::StatusOr<StepCall> step,
                   const ArrivedMessage& arrived);
   void LayerDone(const std::shared_ptr<Request>& request, size_t index);
+  // A Prepare is done, or a step failed.
   void StepDone(const std::shared_ptr<Request>& request, const absl::Status& status);
   void Fail(const std::shared_ptr<Request>& request, const absl::Status& status);
   // `tensors`: the reply's fields that hold some.
