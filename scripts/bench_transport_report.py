@@ -54,7 +54,8 @@ def echo_rows(results: dict[str, dict]) -> list[list[str]]:
             for point in results[f"{kind}-{path}"]["points"]:
                 service, echo = point["service"], point["echo"]
                 tokens, callers = point["tokens_per_call"], point["concurrency"]
-                throughput, p50 = echo["throughput_ratio"], echo["p50_ratio"]
+                # A side without one served call has no ratio.
+                throughput, p50 = echo.get("throughput_ratio", 0.0), echo.get("p50_ratio", float("inf"))
                 wanted = callers == 8 and (kind == "apply" or tokens == 64)
                 limited = kind == "apply" and tokens == 1 and callers == 1
                 rows.append([
