@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,15 +20,6 @@ using ::testing::HasSubstr;
 const std::string kTiny = std::string(ENGRAM_TEST_DATA) + "/tiny/tiny.gguf";
 constexpr int64_t kValues = 256;
 
-int64_t MemoryMebibytes(pid_t pid, const std::string& line) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  std::string word;
-  while (status >> word && word != line) continue;
-  int64_t kibibytes = 0;
-  status >> kibibytes;
-  return kibibytes / 1024;
-}
-
 class CodecTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -41,19 +31,7 @@ class CodecTest : public ::testing::Test {
   }
 
   grpc::Status Send(const std::string& method, const grpc::ByteBuffer& request) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-    grpc::CompletionQueue queue;
-    grpc::GenericStub stub(rpc_->channel());
-    const auto call = stub.PrepareUnaryCall(&context, "/engram.v1.EngramService/" + method, request, &queue);
-    grpc::ByteBuffer response;
-    grpc::Status status;
-    call->StartCall();
-    call->Finish(&response, &status, nullptr);
-    void* tag = nullptr;
-    bool ok = false;
-    queue.Next(&tag, &ok);
-    return status;
+    return RawStatus(rpc_->channel(), "/engram.v1.EngramService/" + method, request);
   }
   grpc::Status Send(const std::string& method, const std::string& request) {
     const grpc::Slice slice(request);

@@ -1,10 +1,8 @@
 // What fits a message follows from the model and the server's flags: GetModel says it, and refusals name it.
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -124,28 +122,7 @@ grpc::Status SendMebibytes(Rpc& rpc, size_t count) {
   const std::string zeros(1 << 20, '\0');
   const std::vector<grpc::Slice> slices(count, grpc::Slice(zeros));
   const grpc::ByteBuffer request(slices.data(), slices.size());
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-  grpc::CompletionQueue queue;
-  grpc::GenericStub stub(rpc.channel());
-  const auto call = stub.PrepareUnaryCall(&context, "/engram.v1.EngramService/Apply", request, &queue);
-  grpc::ByteBuffer response;
-  grpc::Status status;
-  call->StartCall();
-  call->Finish(&response, &status, nullptr);
-  void* tag = nullptr;
-  bool ok = false;
-  queue.Next(&tag, &ok);
-  return status;
-}
-
-int64_t PeakMemoryMebibytes(pid_t pid) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  std::string word;
-  while (status >> word && word != "VmHWM:") continue;
-  int64_t kibibytes = 0;
-  status >> kibibytes;
-  return kibibytes / 1024;
+  return RawStatus(rpc.channel(), "/engram.v1.EngramService/Apply", request);
 }
 
 TEST_F(MessageLimitsTest, AMessageBeyondGrpcsLimitIsRefusedInGrpcsWords) {
@@ -159,10 +136,10 @@ TEST_F(MessageLimitsTest, AMessageBeyondGrpcsLimitIsRefusedInGrpcsWords) {
 // gRPC holds a message in full before it looks at its length: what is arriving has a bound of its own.
 TEST_F(MessageLimitsTest, AHugeMessageIsNotHeldBeforeItIsRefused) {
   Start({"--max-queue-bytes", "64MiB"});
-  const int64_t before = PeakMemoryMebibytes(server_->pid());
+  const int64_t before = MemoryMebibytes(server_->pid(), "VmHWM:");
   ASSERT_GT(before, 0);
   EXPECT_EQ(SendMebibytes(*rpc_, 1024).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_LT(PeakMemoryMebibytes(server_->pid()) - before, 640);
+  EXPECT_LT(MemoryMebibytes(server_->pid(), "VmHWM:") - before, 640);
   EXPECT_TRUE(rpc_->Apply(HighwayOfBytes(kHighwayPerToken)).status.ok()) << "and it goes on";
 }
 

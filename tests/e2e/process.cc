@@ -146,4 +146,13 @@ int ServerProcess::Stop(int signal) {
 
 std::string ServerProcess::Log() const { return ReadAll(dir_.path() + "/err"); }
 
+int64_t MemoryMebibytes(pid_t pid, const std::string& line) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::string word;
+  while (status >> word && word != line) continue;
+  int64_t kibibytes = 0;
+  status >> kibibytes;
+  return kibibytes / 1024;
+}
+
 }  // namespace engram::e2e

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -59,5 +60,8 @@ class ServerProcess {
   pid_t pid_ = -1;
   std::string unix_address_, tcp_address_, metrics_address_;
 };
+
+// A line of a process's /proc status, in MiB: "VmRSS:", "VmHWM:".
+int64_t MemoryMebibytes(pid_t pid, const std::string& line);
 
 }  // namespace engram::e2e

@@ -3,6 +3,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <limits>
 
@@ -97,20 +98,28 @@ void AddSequence(v1::ApplyRequest& request, const Seq& seq) {
   for (const int32_t token : seq.lookback) out.add_lookback_token_ids(token);
 }
 
-std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                    const std::string& request) {
-  grpc::GenericStub stub(channel);
+grpc::Status RawStatus(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                       const grpc::ByteBuffer& request, grpc::ByteBuffer* reply) {
   grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   grpc::CompletionQueue queue;
-  const grpc::Slice bytes(request);
-  auto call = stub.PrepareUnaryCall(&context, method, grpc::ByteBuffer(&bytes, 1), &queue);
-  grpc::ByteBuffer reply;
+  grpc::GenericStub stub(channel);
+  const auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
+  grpc::ByteBuffer unread;
   grpc::Status status;
   call->StartCall();
-  call->Finish(&reply, &status, &status);
+  call->Finish(reply != nullptr ? reply : &unread, &status, nullptr);
   void* tag = nullptr;
   bool ok = false;
   queue.Next(&tag, &ok);
+  return status;
+}
+
+std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                    const std::string& request) {
+  const grpc::Slice bytes(request);
+  grpc::ByteBuffer reply;
+  const grpc::Status status = RawStatus(channel, method, grpc::ByteBuffer(&bytes, 1), &reply);
   EXPECT_TRUE(status.ok()) << status.error_message();
   grpc::Slice slice;
   if (!reply.DumpToSingleSlice(&slice).ok()) return "";

@@ -58,6 +58,10 @@ std::string ReasonOf(const grpc::Status& status);
 std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                     const std::string& request);
 
+// What becomes of a call of these wire bytes, whatever they are; at most a minute. `reply` may be null.
+grpc::Status RawStatus(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                       const grpc::ByteBuffer& request, grpc::ByteBuffer* reply = nullptr);
+
 void AddSequence(v1::ApplyRequest& request, const Seq& seq);
 
 }  // namespace engram::e2e
