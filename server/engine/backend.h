@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/engine/staging.h"
 #include "server/engine/step.h"
 
 namespace engram {
@@ -16,20 +17,36 @@ struct StepTimes {
   int64_t rows_gathered = 0;
 };
 
+// Called once each, on any thread, perhaps before Start() returns; they must not block.
+using LayerDone = std::function<void(size_t index)>;
+using StepDone = std::function<void(absl::StatusOr<StepTimes> times)>;
+
 // Used by one thread at a time.
 class Backend {
  public:
+  // Waits for the steps under way.
   virtual ~Backend() = default;
 
-  // Computes the step: writes every slice's outputs, layer by layer, and calls layer_done(i) when step.layers[i] is
-  // written, before the next begins. A failure means that no output of a layer not yet done may be used.
-  virtual absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) = 0;
+  // Steps that may be under way at once: Start() is called for no more before the first of them is done.
+  virtual int most_steps() const { return 1; }
+
+  // Computes the step, which outlives `done`: writes every slice's outputs, layer by layer, and calls
+  // layer_done(i) when step.layers[i] is written, in ascending order, then done(times). A failure means that no output
+  // of a layer not yet done may be used. Steps are done in the order of their starts.
+  virtual void Start(const Step& step, LayerDone layer_done, StepDone done) = 0;
 
   // Would the call alone take some ten microseconds and wait for nothing? The engine may then run it on the thread that
   // submits it, when nothing else waits: waking another thread would cost more. Thread-safe.
   virtual bool IsLight(const Call& /*call*/) const { return false; }
 
-  virtual std::string name() const = 0;  // "cpu"
+  // Where a ticket's kv stands: memory that steps write and read as StepSlice::kv and nobody else looks into. Aligned to
+  // 64; null where there is no more. Thread-safe; blocks may outlive the backend.
+  virtual StagingMemory TakePreparedKv(int64_t bytes) = 0;
+
+  // How memory is made that highways and results stand in, so that steps reach it fastest.
+  virtual StagingSource staging_source() const { return StagingSource::Ordinary(); }
+
+  virtual std::string name() const = 0;  // "cpu", "cuda"
   // What decides the bits of everything but rows: backend, algorithm set, ISA, libraries. docs/numerics.md.
   virtual std::string numerics_id() const = 0;
 };
