@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "kernels/kernels.h"
+#include "kernels/cuda/calls.h"
 
 // The CUDA runtime's own handles: cudaStream_t, cudaEvent_t, cudaGraphExec_t.
 struct CUstream_st;
@@ -18,9 +18,6 @@ struct CUgraphExec_st;
 
 namespace engram::kernels::cuda {
 
-struct GatherCall;
-struct TiledWeights;
-struct GateTokens;
 struct Gemm;  // cuBLASLt, and what it chose for one shape of weights
 
 // Of this header: a server opens modules of its own version alone.
@@ -44,7 +41,7 @@ enum class GemmClass : int32_t {
 
 // Where cuBLASLt's bits come from, for numerics_id.
 struct GemmInfo {
-  char library[64] = {};        // "cublasLt-13.0.2"
+  char library[64] = {};         // "cublasLt-13.0.2"
   char algorithms[2][128] = {};  // by GemmClass: the configuration's numbers
 };
 

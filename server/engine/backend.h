@@ -39,8 +39,8 @@ class Backend {
   // submits it, when nothing else waits: waking another thread would cost more. Thread-safe.
   virtual bool IsLight(const Call& /*call*/) const { return false; }
 
-  // Where a ticket's kv stands: memory that steps write and read as StepSlice::kv and nobody else looks into. Aligned to
-  // 64; null where there is no more. Thread-safe; blocks may outlive the backend.
+  // Where a ticket's kv stands: memory that steps write and read as StepSlice::kv and nobody else looks into. Aligned
+  // to 64; null where there is no more. Thread-safe; blocks may outlive the backend.
   virtual StagingMemory TakePreparedKv(int64_t bytes) = 0;
 
   // How memory is made that highways and results stand in, so that steps reach it fastest.
