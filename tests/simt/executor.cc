@@ -8,7 +8,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <numeric>
 
 #include "tests/simt/device.h"
 #include "tests/simt/fiber.h"
@@ -40,6 +42,9 @@ struct Copy {
 };
 
 struct Thread {
+  ~Thread() { DropFiber(fiber); }
+
+  Stack stack;
   Fiber fiber;
   State state = State::kReady;
   uint3 index{};
@@ -63,11 +68,18 @@ struct SharedObject {
   char* memory;
 };
 
+using Team = std::vector<std::unique_ptr<Thread>>;
+
+// The block that an OS thread runs.
+//
+// ThreadSanitizer's threads cost 0.8 MB and a millisecond or two each, so blocks take turns at two teams of them:
+// blocks of one team are ordered, those of different teams are not.
 struct Block {
   Fiber scheduler;
-  Stacks stacks;
-  std::vector<std::unique_ptr<Thread>> threads;  // a fiber's context stays where it is
+  Team teams[kTsan ? 2 : 1];
+  std::unique_ptr<Thread>* threads = nullptr;  // of the team whose turn it is
   std::vector<int> turns;
+  std::vector<int64_t> block_turns;
   std::vector<SharedObject> shared;
   Thread* running = nullptr;
   const std::function<void()>* body = nullptr;
@@ -254,7 +266,8 @@ char* AddShared(int id, size_t bytes, const Where& where) {
   return static_cast<char*>(memory);
 }
 
-void Shuffle(std::vector<int>& turns) {
+template <class T>
+void Reorder(std::vector<T>& turns) {
   if (run_order == Order::kReverse) std::reverse(turns.begin(), turns.end());
   if (run_order != Order::kRandom) return;
   for (size_t i = turns.size(); i > 1; --i) {
@@ -263,14 +276,14 @@ void Shuffle(std::vector<int>& turns) {
   }
 }
 
-void RunBlock(size_t dynamic_bytes) {
+void RunBlock(size_t turn, size_t dynamic_bytes) {
   {
     const Unseen unseen;
-    block.stacks.Renew(block.count);
+    block.threads = block.teams[turn % std::size(block.teams)].data();
     AddShared(kDynamic, dynamic_bytes, Where::current());
     for (int i = 0; i < block.count; ++i) {
       Thread& thread = *block.threads[i];
-      PrepareFiber(thread.fiber, block.stacks.at(i), Stacks::kBytes, Run, run_switch == Switch::kAssembly);
+      PrepareFiber(thread.fiber, thread.stack, Run, run_switch == Switch::kAssembly);
       thread.state = State::kReady;
       thread.mask = 0;
       thread.groups = 0;
@@ -298,7 +311,6 @@ void RunBlock(size_t dynamic_bytes) {
   }
   block.running = nullptr;
   const Unseen unseen;
-  for (int i = 0; i < block.count; ++i) DropFiber(block.threads[i]->fiber);
   for (const SharedObject& object : block.shared) free(object.memory);
   block.shared.clear();
   block.shared_bytes = 0;
@@ -312,7 +324,8 @@ void SetSwitch(Switch how) { run_switch = how; }
 const char* Flavour() { return kAsan ? "asan" : kTsan ? "tsan" : "plain"; }
 
 std::vector<Order> Orders() {
-  if (kAsan || kTsan) return {Order::kForward};
+  if (kAsan) return {Order::kForward};
+  if (kTsan) return {Order::kForward, Order::kRandom};
   return {Order::kForward, Order::kReverse, Order::kRandom};
 }
 
@@ -346,20 +359,24 @@ void RunGrid(const dim3& grid, const dim3& block_dim, size_t dynamic_bytes, size
     block.body = &body;
     block.shared_limit = shared_limit;
     block.count = static_cast<int>(block_dim.x * block_dim.y * block_dim.z);
-    while (block.threads.size() < static_cast<size_t>(block.count)) block.threads.push_back(std::make_unique<Thread>());
+    for (Team& team : block.teams) {
+      while (team.size() < static_cast<size_t>(block.count)) team.push_back(std::make_unique<Thread>());
+    }
     block.turns.resize(block.count);
-    for (int i = 0; i < block.count; ++i) block.turns[i] = i;
-    Shuffle(block.turns);
+    std::iota(block.turns.begin(), block.turns.end(), 0);
+    block.block_turns.resize(static_cast<size_t>(grid.x) * grid.y * grid.z);
+    std::iota(block.block_turns.begin(), block.block_turns.end(), 0);
+    Reorder(block.turns);
+    Reorder(block.block_turns);
   }
   AdoptFiber(block.scheduler);
   ReleaseMemory(block.start);
-  const int64_t blocks = static_cast<int64_t>(grid.x) * grid.y * grid.z;
-  for (int64_t i = 0; i < blocks; ++i) {
-    const int64_t at = run_order == Order::kReverse ? blocks - 1 - i : i;
+  for (size_t turn = 0; turn < block.block_turns.size(); ++turn) {
+    const int64_t at = block.block_turns[turn];
     blockIdx = {static_cast<unsigned>(at % grid.x), static_cast<unsigned>(at / grid.x % grid.y),
                 static_cast<unsigned>(at / grid.x / grid.y)};
-    if (run_order == Order::kRandom) Shuffle(block.turns);
-    RunBlock(dynamic_bytes);
+    if (run_order == Order::kRandom) Reorder(block.turns);
+    RunBlock(turn, dynamic_bytes);
   }
   AcquireMemory(block.end);
   const Unseen unseen;

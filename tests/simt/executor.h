@@ -6,7 +6,9 @@
 // process with exit code kFailureExit and a line on stderr that says who waits where.
 //
 // Under ThreadSanitizer each CUDA thread is a thread of its own, and memory is ordered by __syncthreads, __syncwarp,
-// __threadfence and the launch's ends alone: shuffles, ballots and other blocks order nothing.
+// __threadfence and the launch's ends alone: shuffles, ballots and other blocks order nothing. (Every second block is
+// of the same threads, so a race of two blocks shows if they are an odd number of turns apart: Order::kRandom varies
+// that.)
 #pragma once
 
 #include <array>
@@ -32,7 +34,7 @@ void SetSwitch(Switch how);
 // The build that this is: "plain", "asan" or "tsan".
 const char* Flavour();
 
-// Those that are worth their time: all three, but forward alone under a sanitizer, which does not depend on it.
+// Those that are worth their time: all three; under AddressSanitizer forward, under ThreadSanitizer forward and random.
 std::vector<Order> Orders();
 
 template <class F>

@@ -53,28 +53,28 @@ constexpr bool kHasAssembly = false;
 
 namespace simt {
 
-void PrepareFiber(Fiber& fiber, char* stack, size_t bytes, void (*entry)(), bool by_assembly) {
-  fiber.stack_bottom = stack;
-  fiber.stack_bytes = bytes;
+void PrepareFiber(Fiber& fiber, const Stack& stack, void (*entry)(), bool by_assembly) {
+  fiber.stack_bottom = stack.bottom();
+  fiber.stack_bytes = Stack::kBytes;
   fiber.fake_stack = nullptr;
   fiber.by_assembly = by_assembly && kHasAssembly;
   if (fiber.by_assembly) {
     // Six registers, the address to return to, and the word that a caller would have pushed: the entry finds the stack
     // as a call leaves it, 8 short of a multiple of 16.
-    auto* top = reinterpret_cast<uintptr_t*>(stack + bytes - 64);
+    auto* top = reinterpret_cast<uintptr_t*>(stack.bottom() + Stack::kBytes - 64);
     for (int i = 0; i < 8; ++i) top[i] = 0;
     top[6] = reinterpret_cast<uintptr_t>(entry);
     static_assert(sizeof(uintptr_t) * 7 % 16 == 8);
     fiber.stack_pointer = top;
   } else {
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stack;
-    fiber.context.uc_stack.ss_size = bytes;
+    fiber.context.uc_stack.ss_sp = stack.bottom();
+    fiber.context.uc_stack.ss_size = Stack::kBytes;
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, entry, 0);
   }
 #ifdef ENGRAM_SIMT_TSAN
-  fiber.tsan = __tsan_create_fiber(0);
+  if (fiber.tsan == nullptr) fiber.tsan = __tsan_create_fiber(0);
 #endif
 }
 
@@ -105,7 +105,9 @@ void SwitchFiber(Fiber& from, Fiber& to, [[maybe_unused]] bool for_good) {
 #ifdef ENGRAM_SIMT_TSAN
 void AdoptFiber(Fiber& fiber) { fiber.tsan = __tsan_get_current_fiber(); }
 void NameFiber(Fiber& fiber, const char* name) { __tsan_set_fiber_name(fiber.tsan, name); }
-void DropFiber(Fiber& fiber) { __tsan_destroy_fiber(fiber.tsan); }
+void DropFiber(Fiber& fiber) {
+  if (fiber.tsan != nullptr) __tsan_destroy_fiber(fiber.tsan);
+}
 void ReleaseMemory(void* address) { __tsan_release(address); }
 void AcquireMemory(void* address) { __tsan_acquire(address); }
 Unseen::Unseen() {
@@ -126,32 +128,16 @@ Unseen::Unseen() {}
 Unseen::~Unseen() {}
 #endif
 
-Stacks::~Stacks() {
-  if (memory_ != nullptr) munmap(memory_, kStride * count_);
-}
-
-void Stacks::Map(int count, char* at) {
-  const int fixed = at == nullptr ? 0 : MAP_FIXED;
+Stack::Stack() {
   void* memory =
-      mmap(at, kStride * count, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
-  if (memory == MAP_FAILED) {
-    perror("simt: mmap of stacks");
+      mmap(nullptr, kGuard + kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED || mprotect(memory, kGuard, PROT_NONE) != 0) {
+    perror("simt: a fiber's stack");
     abort();
   }
   memory_ = static_cast<char*>(memory);
 }
 
-void Stacks::Renew(int count) {
-  if (count > count_) {
-    if (memory_ != nullptr) munmap(memory_, kStride * count_);
-    Map(count, nullptr);
-    count_ = count;
-    for (int i = 0; !kTsan && i < count; ++i) mprotect(memory_ + kStride * i, kGuard, PROT_NONE);
-  } else if (kTsan) {
-    Map(count, memory_);
-  }
-}
-
-char* Stacks::at(int index) const { return memory_ + kStride * index + kGuard; }
+Stack::~Stack() { munmap(memory_, kGuard + kBytes); }
 
 }  // namespace simt

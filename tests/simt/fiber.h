@@ -19,8 +19,11 @@ struct Fiber {
   void* tsan = nullptr;        // ThreadSanitizer's fiber
 };
 
-// `entry` is called by the first SwitchFiber to it, calls EnterFiber first, and never returns.
-void PrepareFiber(Fiber& fiber, char* stack, size_t bytes, void (*entry)(), bool by_assembly);
+class Stack;
+
+// `entry` is called by the first SwitchFiber to it, calls EnterFiber first, and never returns. A fiber that was left
+// for good may be prepared again: for ThreadSanitizer it stays the same thread.
+void PrepareFiber(Fiber& fiber, const Stack& stack, void (*entry)(), bool by_assembly);
 void EnterFiber(Fiber& from);
 
 // Leaves `from`, which is running, for `to`; for good: `from` will not run again.
@@ -55,30 +58,21 @@ inline constexpr bool kAsan = true;
 inline constexpr bool kAsan = false;
 #endif
 
-// Stacks of one size, kept from block to block; each has a page below it that cannot be touched (not under
-// ThreadSanitizer, where they are mapped afresh for each block: what one thread did on a stack is no race with the
-// next).
-class Stacks {
+// Twice as deep under a sanitizer, whose frames are wider. Below it lies a page that cannot be touched.
+class Stack {
  public:
-  // Twice as deep under a sanitizer, whose frames are wider.
   static constexpr size_t kBytes = kAsan || kTsan ? 128 << 10 : 64 << 10;
 
-  Stacks() = default;
-  ~Stacks();
-  Stacks(const Stacks&) = delete;
-  Stacks& operator=(const Stacks&) = delete;
+  Stack();
+  ~Stack();
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
 
-  // Room for `count`; those that there were are void.
-  void Renew(int count);
-  char* at(int index) const;
+  char* bottom() const { return memory_ + kGuard; }
 
  private:
   static constexpr size_t kGuard = 4096;
-  static constexpr size_t kStride = kBytes + kGuard;
-  void Map(int count, char* at);
-
-  char* memory_ = nullptr;
-  int count_ = 0;
+  char* memory_;
 };
 
 }  // namespace simt
