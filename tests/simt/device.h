@@ -124,6 +124,24 @@ template <class T>
 T __ldg(const T* at) {
   return *at;
 }
+template <class T>
+T __ldcs(const T* at) {
+  return *at;
+}
+template <class T>
+T __ldcg(const T* at) {
+  return *at;
+}
+template <class T>
+void __stcs(T* at, T value) {
+  *at = value;
+}
+template <class T>
+void __stcg(T* at, T value) {
+  *at = value;
+}
+
+[[noreturn]] inline void __trap() { simt::Fail("__trap()"); }
 
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
@@ -159,6 +177,7 @@ inline double __longlong_as_double(long long a) { return SimtBits<double>(a); }
 inline int __popc(unsigned a) { return __builtin_popcount(a); }
 inline int __popcll(unsigned long long a) { return __builtin_popcountll(a); }
 inline int __clz(int a) { return a == 0 ? 32 : __builtin_clz(static_cast<unsigned>(a)); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t{a} * b >> 32); }
 inline int __ffs(int a) { return __builtin_ffs(a); }
 
 // CUDA has these in the global namespace.

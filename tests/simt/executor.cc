@@ -108,8 +108,8 @@ int IndexOf(const Thread& thread) {
 int LaneOf(const Thread& thread) { return IndexOf(thread) % 32; }
 
 const char* Name(const Where& where) {
-  const char* slash = strrchr(where.file_name(), '/');
-  return slash == nullptr ? where.file_name() : slash + 1;
+  const char* slash = strrchr(where.file, '/');
+  return slash == nullptr ? where.file : slash + 1;
 }
 
 // Back to the scheduler, until it is this thread's turn again.
@@ -148,8 +148,8 @@ Thread* InLane(const Thread& thread, int lane) {
 }
 
 bool SameCollective(const Thread& a, const Thread& b) {
-  return a.mask == b.mask && a.bytes == b.bytes && a.where.line() == b.where.line() &&
-         strcmp(a.where.file_name(), b.where.file_name()) == 0;
+  return a.mask == b.mask && a.bytes == b.bytes && a.where.line == b.where.line &&
+         strcmp(a.where.file, b.where.file) == 0;
 }
 
 void Collect(Thread& thread, unsigned mask, const void* mine, void* all, size_t bytes, const Where& where,
@@ -162,7 +162,7 @@ void Collect(Thread& thread, unsigned mask, const void* mine, void* all, size_t 
   const int me = LaneOf(thread), index = IndexOf(thread);
   if ((mask >> me & 1) == 0) {
     Fail("%s:%u: thread %d (lane %d) calls a collective with mask %08x, which does not hold it", Name(where),
-         where.line(), index, me, mask);
+         where.line, index, me, mask);
   }
   bool complete = true;
   Meeting* meeting = nullptr;
@@ -171,8 +171,8 @@ void Collect(Thread& thread, unsigned mask, const void* mine, void* all, size_t 
     Thread* other = InLane(thread, lane);
     if (other == &thread) continue;
     if (wanted && (other == nullptr || other->state == State::kExited)) {
-      Fail("%s:%u: thread %d (lane %d) waits with mask %08x for lane %d, which %s", Name(where), where.line(), index,
-           me, mask, lane, other == nullptr ? "the block does not have" : "has exited");
+      Fail("%s:%u: thread %d (lane %d) waits with mask %08x for lane %d, which %s", Name(where), where.line, index, me,
+           mask, lane, other == nullptr ? "the block does not have" : "has exited");
     }
     if (other == nullptr || !(wanted || (other->mask >> me & 1))) continue;
     if (other->state != State::kAtCollective) {
@@ -189,8 +189,8 @@ void Collect(Thread& thread, unsigned mask, const void* mine, void* all, size_t 
           "lanes of one warp disagree: thread %d (lane %d) is at %s:%u with mask %08x, %zu bytes; thread %d (lane %d) "
           "at "
           "%s:%u with mask %08x, %zu bytes",
-          index, me, Name(where), where.line(), mask, bytes, IndexOf(*other), lane, Name(other->where),
-          other->where.line(), other->mask, other->bytes);
+          index, me, Name(where), where.line, mask, bytes, IndexOf(*other), lane, Name(other->where), other->where.line,
+          other->mask, other->bytes);
     }
   }
   if (orders) Join(thread, meeting);
@@ -218,7 +218,7 @@ void Exit(Thread& thread) {
     const Thread* other = InLane(thread, lane);
     if (other != nullptr && other->state == State::kAtCollective && (other->mask >> LaneOf(thread) & 1)) {
       Fail("thread %d (lane %d) has exited; thread %d waits for it at %s:%u with mask %08x", IndexOf(thread),
-           LaneOf(thread), IndexOf(*other), Name(other->where), other->where.line(), other->mask);
+           LaneOf(thread), IndexOf(*other), Name(other->where), other->where.line, other->mask);
     }
   }
   OpenBarrierIfFull();
@@ -244,12 +244,12 @@ __attribute__((noinline, no_sanitize("address,undefined"))) void Run() {
   int lines = 0, exited = 0;
   for (int i = 0; i < block.count; ++i) {
     const Thread& thread = *block.threads[i];
-    const bool as_before = i > 0 && thread.state == block.threads[i - 1]->state &&
-                           thread.where.line() == block.threads[i - 1]->where.line();
+    const bool as_before =
+        i > 0 && thread.state == block.threads[i - 1]->state && thread.where.line == block.threads[i - 1]->where.line;
     if (thread.state == State::kExited) {
       ++exited;
     } else if (!as_before && ++lines <= 16) {
-      fprintf(stderr, "  from thread %d on: at %s:%u, %s mask %08x\n", i, Name(thread.where), thread.where.line(),
+      fprintf(stderr, "  from thread %d on: at %s:%u, %s mask %08x\n", i, Name(thread.where), thread.where.line,
               thread.state == State::kAtBarrier ? "__syncthreads," : "collective,", thread.mask);
     }
   }
@@ -261,7 +261,7 @@ char* AddShared(int id, size_t bytes, const Where& where) {
   void* memory = nullptr;
   if (posix_memalign(&memory, 128, bytes) != 0) Fail("no memory for %zu bytes of shared memory", bytes);
   memset(memory, 0xFF, bytes);  // NaNs and -1
-  block.shared.push_back({id, where.line(), where.file_name(), bytes, static_cast<char*>(memory)});
+  block.shared.push_back({id, where.line, where.file, bytes, static_cast<char*>(memory)});
   block.shared_bytes += bytes;
   return static_cast<char*>(memory);
 }
@@ -411,15 +411,15 @@ int Lane() { return LaneOf(Running("a collective")); }
 void* SharedBytes(int id, size_t bytes, const Where& where) {
   Running("shared memory");
   for (const SharedObject& object : block.shared) {
-    if (object.id == id && object.line == where.line() && strcmp(object.file, where.file_name()) == 0) {
+    if (object.id == id && object.line == where.line && strcmp(object.file, where.file) == 0) {
       if (object.bytes == bytes) return object.memory;
-      Fail("%s:%u: shared memory of %zu bytes, but another thread made it of %zu", Name(where), where.line(), bytes,
+      Fail("%s:%u: shared memory of %zu bytes, but another thread made it of %zu", Name(where), where.line, bytes,
            object.bytes);
     }
   }
   if (block.shared_bytes + bytes > block.shared_limit) {
     Fail("%s:%u: %zu bytes of shared memory, with the %zu that the block has more than its limit of %zu", Name(where),
-         where.line(), bytes, block.shared_bytes, block.shared_limit);
+         where.line, bytes, block.shared_bytes, block.shared_limit);
   }
   return AddShared(id, bytes, where);
 }
@@ -432,19 +432,19 @@ char* DynamicShared() {
 void CopyAsync(void* shared, const void* global, int bytes, int source_bytes, Where where) {
   Thread& thread = Running("cp.async");
   const auto to = reinterpret_cast<uintptr_t>(shared), from = reinterpret_cast<uintptr_t>(global);
-  if (bytes != 4 && bytes != 8 && bytes != 16) Fail("%s:%u: cp.async of %d bytes", Name(where), where.line(), bytes);
+  if (bytes != 4 && bytes != 8 && bytes != 16) Fail("%s:%u: cp.async of %d bytes", Name(where), where.line, bytes);
   if (source_bytes < 0 || source_bytes > bytes) {
-    Fail("%s:%u: cp.async of %d bytes from %d", Name(where), where.line(), bytes, source_bytes);
+    Fail("%s:%u: cp.async of %d bytes from %d", Name(where), where.line, bytes, source_bytes);
   }
   if (to % bytes != 0 || from % bytes != 0) {
-    Fail("%s:%u: cp.async of %d bytes from %p to %p: not aligned to %d", Name(where), where.line(), bytes, global,
-         shared, bytes);
+    Fail("%s:%u: cp.async of %d bytes from %p to %p: not aligned to %d", Name(where), where.line, bytes, global, shared,
+         bytes);
   }
   const bool inside = std::any_of(block.shared.begin(), block.shared.end(), [&](const SharedObject& object) {
     const auto begin = reinterpret_cast<uintptr_t>(object.memory);
     return to >= begin && to + bytes <= begin + object.bytes;
   });
-  if (!inside) Fail("%s:%u: cp.async to %p, which is not shared memory", Name(where), where.line(), shared);
+  if (!inside) Fail("%s:%u: cp.async to %p, which is not shared memory", Name(where), where.line, shared);
   const Unseen unseen;
   thread.copies.push_back(
       {static_cast<char*>(shared), static_cast<const char*>(global), bytes, source_bytes, thread.groups});

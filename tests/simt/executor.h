@@ -14,7 +14,6 @@
 #include <array>
 #include <cstddef>
 #include <functional>
-#include <source_location>
 #include <vector>
 
 struct dim3;
@@ -54,9 +53,18 @@ void ForEachOrder(F&& body) {
 void RunGrid(const dim3& grid, const dim3& block, size_t dynamic_bytes, size_t shared_limit,
              const std::function<void()>& body);
 
+// A line of the source. (std::source_location needs a newer clang than the distribution's.)
+struct Where {
+  const char* file = "";
+  unsigned line = 0;
+
+  static constexpr Where current(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()) {
+    return {file, line};
+  }
+};
+
 // What follows is called by a kernel's threads. `where` tells one collective from another: the lanes of one must come
 // from the same line.
-using Where = std::source_location;
 
 void SyncThreads(Where where = Where::current());
 void SyncWarp(unsigned mask, Where where = Where::current());

@@ -25,7 +25,7 @@ constexpr char kOverflow[] = "ERROR: AddressSanitizer: heap-buffer-overflow";
 constexpr Fault kFaults[] = {
     // name                      plain          asan           tsan
     {"missing_barrier", kWrong, kWrong, kRace},
-    {"missing_second_barrier", kWrong, nullptr, kRace},
+    {"missing_second_barrier", kWrong, kWrong, kRace},
     {"wrong_mask", "which does not hold it", "which does not hold it", "which does not hold it"},
     {"exited_lane", "exited", "exited", "exited"},
     {"two_collectives", "lanes of one warp disagree", "lanes of one warp disagree", "lanes of one warp disagree"},
