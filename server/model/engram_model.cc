@@ -96,9 +96,12 @@ class LoadedModel : public EngramModel {
   }
 
   absl::Status ReadRowsFromFile(size_t layer, int64_t first, int64_t count, uint8_t* out) const override {
+    return ReadTableFromFile(layer, first * kernels::kQ2KBlockBytes, count * kernels::kQ2KBlockBytes, out);
+  }
+
+  absl::Status ReadTableFromFile(size_t layer, int64_t at, int64_t bytes, uint8_t* out) const override {
     const TensorPlace& table = tables_[layer];
-    return table.file->ReadAt(table.tensor.offset + first * kernels::kQ2KBlockBytes, out,
-                              count * kernels::kQ2KBlockBytes);
+    return table.file->ReadAt(table.tensor.offset + at, out, bytes);
   }
 
   void WillReadRows(size_t layer, absl::Span<const int64_t> rows) const override {

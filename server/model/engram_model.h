@@ -96,6 +96,8 @@ class EngramModel {
   // Rows [first, first + count) of a layer's table as the file holds them, read from the file at this moment and not
   // from the resident table: out [count][84]. `layer` is an index into layers().
   virtual absl::Status ReadRowsFromFile(size_t layer, int64_t first, int64_t count, uint8_t* out) const = 0;
+  // The same of bytes [at, at + bytes) of the table, for who takes all of it elsewhere.
+  virtual absl::Status ReadTableFromFile(size_t layer, int64_t at, int64_t bytes, uint8_t* out) const = 0;
 
   // These rows of a layer's table (-1: none) will be read soon. Where the table is mapped, what is not in memory is
   // asked of the disk, all of it at once, without waiting; else nothing happens.
