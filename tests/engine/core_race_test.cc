@@ -124,7 +124,8 @@ class CoreRaceTest : public ::testing::Test {
       auto prepared = std::make_shared<Prepared>();
       prepared->tokens = c.tokens;
       prepared->ids.resize(static_cast<size_t>(c.tokens * shape_.layers * shape_.columns));
-      prepared->layers.push_back({kLayer, staging_.Take(static_cast<int64_t>(job->kv.size() * sizeof(job->kv[0])))});
+      prepared->layers.push_back(
+          {kLayer, engine_->backend().TakePreparedKv(static_cast<int64_t>(job->kv.size() * sizeof(job->kv[0])))});
       c.layers[0].out = prepared->layers[0].kv();
       c.preparing = std::move(prepared);
       return absl::OkStatus();
@@ -250,7 +251,6 @@ class CoreRaceTest : public ::testing::Test {
   Metrics metrics_;
   Budget budget_{BudgetOptions{}};
   SessionTable sessions_{SessionOptions{.max_ngram = 3, .window = 16}};
-  StagingPool staging_{1 << 20};
   TicketStore tickets_{TicketOptions{.epoch = 1, .ttl = absl::Hours(1)}};
   std::shared_ptr<const EngramModel> model_;
   StepShape shape_;
