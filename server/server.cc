@@ -114,7 +114,7 @@ class RunningServer final : public Server {
         tickets_({.epoch = epoch_,
                   .memory_bytes = options.prepare_memory_bytes,
                   .ttl = absl::Milliseconds(options.ticket_ttl_ms)}),
-        staging_(options.max_queue_bytes + options.prepare_memory_bytes),
+        staging_(options.max_queue_bytes, backend->staging_source()),
         regions_({.memory_bytes = options.shm_memory_bytes}),
         engine_(model_, std::move(backend), ShapeOf(*model_), EngineOptions{options.max_batch_tokens}, metrics_),
         service_({.model = model_,
@@ -231,7 +231,8 @@ class RunningServer final : public Server {
     const SessionStats stats = sessions_.stats();
     const TicketStats tickets = tickets_.stats();
     const StagingStats staging = staging_.stats();
-    metrics_.SetStaging(staging.in_use_bytes, staging.idle_bytes);
+    const StagingStats prepared = engine_.backend().prepared_stats();
+    metrics_.SetStaging(staging.in_use_bytes + prepared.in_use_bytes, staging.idle_bytes + prepared.idle_bytes);
     metrics_.SetTickets(tickets.tickets, tickets.bytes);
     const RegionStats regions = regions_.stats();
     metrics_.SetRegions(regions.regions, regions.bytes);
@@ -297,7 +298,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::BuildAndStart(const ServerOption
   if (const absl::Status status = CheckMessageBytes(options, **model); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<CpuBackend>> backend =
       CpuBackend::Create(*model, *kernels::FindCpuTwin(options.cpu_isa)->kernels,
-                         {.threads = options.threads, .max_batch_tokens = options.max_batch_tokens});
+                         {.threads = options.threads,
+                          .max_batch_tokens = options.max_batch_tokens,
+                          .keep_prepared_bytes = options.prepare_memory_bytes});
   if (!backend.ok()) return backend.status();
   auto server = std::make_unique<RunningServer>(options, *std::move(model), *std::move(backend));
   if (const absl::Status status = server->ProbeAtLoad(); !status.ok()) return status;

@@ -17,11 +17,12 @@ struct StepTimes {
   int64_t rows_gathered = 0;
 };
 
-// Called once each, on any thread, perhaps before Start() returns; they must not block.
+// Called once each, on any thread, perhaps before Start() returns; they must not block. One at a time over all steps,
+// and in order: nothing is told of a step before the one started earlier is done.
 using LayerDone = std::function<void(size_t index)>;
 using StepDone = std::function<void(absl::StatusOr<StepTimes> times)>;
 
-// Used by one thread at a time.
+// Used by one thread at a time, but for what is thread-safe.
 class Backend {
  public:
   // Waits for the steps under way.
@@ -33,6 +34,10 @@ class Backend {
   // Computes the step, which outlives `done`: writes every slice's outputs, layer by layer, and calls
   // layer_done(i) when step.layers[i] is written, in ascending order, then done(times). A failure means that no output
   // of a layer not yet done may be used. Steps are done in the order of their starts.
+  //
+  // A step never reads what another one under way writes, neither kv nor ids (Step::id_copies): calls by a ticket are
+  // committed after its Prepare is done. All memory that a step names is the step's until it is done: highways are read
+  // at any time until their layer is done, and id copies written at any time until `done`.
   virtual void Start(const Step& step, LayerDone layer_done, StepDone done) = 0;
 
   // Would the call alone take some ten microseconds and wait for nothing? The engine may then run it on the thread that
@@ -42,6 +47,8 @@ class Backend {
   // Where a ticket's kv stands: memory that steps write and read as StepSlice::kv and nobody else looks into. Aligned
   // to 64; null where there is no more. Thread-safe; blocks may outlive the backend.
   virtual StagingMemory TakePreparedKv(int64_t bytes) = 0;
+  // What it has given and keeps of host memory; a device's memory does not count. Thread-safe.
+  virtual StagingStats prepared_stats() const { return {}; }
 
   // How memory is made that highways and results stand in, so that steps reach it fastest.
   virtual StagingSource staging_source() const { return StagingSource::Ordinary(); }

@@ -79,13 +79,14 @@ class SpoiledBackend final : public Backend {
       : cpu_(CpuBackend::Create(model, kernels::CpuKernels(), {.threads = 2, .max_batch_tokens = 64}).value()),
         spoil_(std::move(spoil)) {}
 
-  absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) override {
+  void Start(const Step& step, LayerDone layer_done, StepDone done) override {
     absl::StatusOr<StepTimes> times = cpu_->Run(step, layer_done);
     for (const StepLayer& layer : step.layers) {
       for (const StepSlice& slice : layer.slices) spoil_(slice, layer.layer);
     }
-    return times;
+    done(std::move(times));
   }
+  StagingMemory TakePreparedKv(int64_t bytes) override { return cpu_->TakePreparedKv(bytes); }
   std::string name() const override { return "spoiled"; }
   std::string numerics_id() const override { return "spoiled"; }
 
