@@ -1,7 +1,7 @@
 // What a kernel on a CUDA device is called with (kernels.h, module.h): plain structs, no CUDA header.
 //
-// Pointers are device memory, or host memory that the device can reach (pinned), aligned as their element unless more is
-// said.
+// Pointers are device memory, or host memory that the device can reach (pinned), aligned as their element unless more
+// is said.
 #pragma once
 
 #include <cstdint>
