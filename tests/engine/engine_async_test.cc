@@ -38,10 +38,10 @@ class EngineAsyncTest : public ::testing::Test {
     Event over;
     absl::Status status;
     std::atomic<bool> cancelled{false};
-    std::atomic<int> turn{0};           // when it was committed, counted over all calls
-    int ended = 0;                      // when it was answered, counted over all calls
-    std::atomic<int> layers{0};         // told of as done
-    std::vector<kernels::Bf16> kv[2];   // of two layers, [T, kv_values]
+    std::atomic<int> turn{0};          // when it was committed, counted over all calls
+    int ended = 0;                     // when it was answered, counted over all calls
+    std::atomic<int> layers{0};        // told of as done
+    std::vector<kernels::Bf16> kv[2];  // of two layers, [T, kv_values]
   };
 
   std::shared_ptr<Outcome> Submit(int64_t tokens, Priority priority = Priority::kDecode) {
