@@ -154,7 +154,6 @@ TEST_F(EngineAsyncTest, ACutCallThatFailsIsAnsweredWhenNoStepOfItIsUnderWay) {
     EXPECT_EQ(call->layers, 0) << "of its last step it hears nothing";
     EXPECT_TRUE(other->status.ok()) << other->status;
     GiveItTime();
-    // At the most one step had been made up when the failure came.
     const std::vector<int64_t> steps = hand_->tokens();
     EXPECT_EQ(static_cast<int>(steps.size()), before + 4) << "nothing of it is started after its failure";
     EXPECT_EQ(steps.back(), 1);
