@@ -38,10 +38,10 @@ class EngineAsyncTest : public ::testing::Test {
     Event over;
     absl::Status status;
     std::atomic<bool> cancelled{false};
-    std::atomic<int> turn{0};           // when it was committed, counted over all calls
-    int ended = 0;                      // when it was answered, counted over all calls
-    std::atomic<int> layers{0};         // told of as done
-    std::vector<kernels::Bf16> kv[2];   // of two layers, [T, kv_values]
+    std::atomic<int> turn{0};          // when it was committed, counted over all calls
+    int ended = 0;                     // when it was answered, counted over all calls
+    std::atomic<int> layers{0};        // told of as done
+    std::vector<kernels::Bf16> kv[2];  // of two layers, [T, kv_values]
   };
 
   std::shared_ptr<Outcome> Submit(int64_t tokens, Priority priority = Priority::kDecode) {
@@ -154,7 +154,6 @@ TEST_F(EngineAsyncTest, ACutCallThatFailsIsAnsweredWhenNoStepOfItIsUnderWay) {
     EXPECT_EQ(call->layers, 0) << "of its last step it hears nothing";
     EXPECT_TRUE(other->status.ok()) << other->status;
     GiveItTime();
-    // At the most one step had been made up when the failure came.
     const std::vector<int64_t> steps = hand_->tokens();
     EXPECT_EQ(static_cast<int>(steps.size()), before + 4) << "nothing of it is started after its failure";
     EXPECT_EQ(steps.back(), 1);
