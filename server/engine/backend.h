@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/staging.h"
@@ -14,6 +15,9 @@ namespace engram {
 
 struct StepTimes {
   absl::Duration hash, gather, project, gate;  // summed over the step's layers
+  absl::Duration h2d, d2h;                     // likewise, where there is a device; zero elsewhere
+  // False: gather, project and gate of some layer ran as one, so that what is said of the three is not all of it.
+  bool stages_timed = true;
   int64_t rows_gathered = 0;
 };
 
@@ -52,6 +56,9 @@ class Backend {
 
   // How memory is made that highways and results stand in, so that steps reach it fastest.
   virtual StagingSource staging_source() const { return StagingSource::Ordinary(); }
+
+  // Not OK: it has met an error that it cannot recover from, and every later step fails with it. Thread-safe.
+  virtual absl::Status health() const { return absl::OkStatus(); }
 
   virtual std::string name() const = 0;  // "cpu", "cuda"
   // What decides the bits of everything but rows: backend, algorithm set, ISA, libraries. docs/numerics.md.

@@ -26,9 +26,7 @@ class Sizes {
     for (const int64_t term : terms) overflow_ |= __builtin_add_overflow(sum, term, &sum);
     return sum;
   }
-  int64_t Aligned(int64_t bytes) {
-    return Sum({bytes, kCudaAlignment - 1}) / kCudaAlignment * kCudaAlignment;
-  }
+  int64_t Aligned(int64_t bytes) { return Sum({bytes, kCudaAlignment - 1}) / kCudaAlignment * kCudaAlignment; }
   bool overflow() const { return overflow_; }
 
  private:
@@ -50,8 +48,8 @@ CudaLaneSizes LaneSizes(const EngramGeometry& g, int64_t tokens, const kernels::
   CudaLaneSizes lane;
   lane.most_rows = MostRows(tokens, module);
   // Ids of rows for kv and of rows asked for, which are never the same token's, and a descriptor for each.
-  lane.manifest = sizes.Sum({sizes.Product({tokens, g.columns, 8}), sizes.Product({tokens, kGateToken}),
-                             3 * kCudaAlignment});
+  lane.manifest =
+      sizes.Sum({sizes.Product({tokens, g.columns, 8}), sizes.Product({tokens, kGateToken}), 3 * kCudaAlignment});
   // Every slice begins aligned, and there may be one per token.
   const int64_t most_io = std::max(sizes.Product({g.highway_values(), kF32}), sizes.Product({g.inputs(), kHalf}));
   lane.io = sizes.Product({tokens, sizes.Aligned(most_io)});
@@ -95,9 +93,7 @@ absl::StatusOr<CudaMemoryPlan> PlanCudaMemory(const EngramModel& model, const Cu
   plan.lanes = std::min<int>(kMostCudaLanes, static_cast<int>(model.layers().size()));
   plan.lane = LaneSizes(g, options.max_batch_tokens, module, sizes);
   const int64_t lanes = int64_t{kCudaSlots} * plan.lanes;
-  const auto of_lanes = [&](std::initializer_list<int64_t> bytes) {
-    return sizes.Product({lanes, sizes.Sum(bytes)});
-  };
+  const auto of_lanes = [&](std::initializer_list<int64_t> bytes) { return sizes.Product({lanes, sizes.Sum(bytes)}); };
   const CudaLaneSizes& lane = plan.lane;
   plan.items = {
       {"tables", options.tables_on_device ? tables : 0},
@@ -134,13 +130,11 @@ absl::Status CheckCudaMemory(const CudaMemoryPlan& plan, const CudaPlanOptions& 
   } else {
     absl::StrAppend(&help, "fewer --layers (weights: ", Readable(bytes_of("wkv_tiles") + bytes_of("wkv_bf16")), "), ");
   }
-  absl::StrAppend(&help, "a smaller --max-batch-tokens (", options.max_batch_tokens,
-                  " take ", Readable(bytes_of("steps")), ") or --prepare-memory-bytes (",
-                  Readable(bytes_of("prepared")), ")");
-  return absl::ResourceExhaustedError(absl::StrCat("device memory: ", need, " bytes (", Readable(need),
-                                                   ") are needed and ", free_bytes, " (", Readable(free_bytes),
-                                                   ") free, of which ", Readable(margin), " are kept; what helps: ",
-                                                   help));
+  absl::StrAppend(&help, "a smaller --max-batch-tokens (", options.max_batch_tokens, " take ",
+                  Readable(bytes_of("steps")), ") or --prepare-memory-bytes (", Readable(bytes_of("prepared")), ")");
+  return absl::ResourceExhaustedError(
+      absl::StrCat("device memory: ", need, " bytes (", Readable(need), ") are needed and ", free_bytes, " (",
+                   Readable(free_bytes), ") free, of which ", Readable(margin), " are kept; what helps: ", help));
 }
 
 }  // namespace engram

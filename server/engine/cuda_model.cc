@@ -147,7 +147,8 @@ absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Upload(std::shared_ptr<con
   RETURN_IF_ERROR(uploader.Prepare(q2k));
 
   const auto take = [&](int64_t bytes, const char* what, int64_t layer_id) -> absl::StatusOr<uint8_t*> {
-    ASSIGN_OR_RETURN(CudaMemory memory, CudaMemory::OnDevice(device, bytes, absl::StrCat(what, " of layer ", layer_id)));
+    ASSIGN_OR_RETURN(CudaMemory memory,
+                     CudaMemory::OnDevice(device, bytes, absl::StrCat(what, " of layer ", layer_id)));
     uploaded->memory_.push_back(std::move(memory));
     return uploaded->memory_.back().data();
   };
@@ -158,7 +159,7 @@ absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Upload(std::shared_ptr<con
     layer.table = from.table.bytes;
     if (tables_on_device) {
       const int64_t bytes = from.table.rows * kQ2KBlockBytes;
-      ASSIGN_OR_RETURN(uint8_t* table, take(bytes, "the table", from.layer_id));
+      ASSIGN_OR_RETURN(uint8_t * table, take(bytes, "the table", from.layer_id));
       // Past the mapping, which is for random reads: it would read single pages.
       RETURN_IF_ERROR(uploader.Copy(table, bytes, [&](int64_t at, uint8_t* to, int64_t count) {
         return model->ReadTableFromFile(i, at, count, to);
@@ -168,25 +169,24 @@ absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Upload(std::shared_ptr<con
 
     const TileSource source = from.wkv.q2k != nullptr ? TileSource::kQ2K : TileSource::kBf16;
     layer.wkv = {source, nullptr, g.outputs(), g.inputs()};
-    ASSIGN_OR_RETURN(uint8_t* tiles, take(TiledBytes(source, g.outputs(), g.inputs()), "wkv in tiles", from.layer_id));
-    ASSIGN_OR_RETURN(uint8_t* bf16, take(wkv_values * 2, "wkv as bf16", from.layer_id));
+    ASSIGN_OR_RETURN(uint8_t * tiles, take(TiledBytes(source, g.outputs(), g.inputs()), "wkv in tiles", from.layer_id));
+    ASSIGN_OR_RETURN(uint8_t * bf16, take(wkv_values * 2, "wkv as bf16", from.layer_id));
     layer.wkv.tiles = tiles;
     auto* values = reinterpret_cast<Bf16*>(bf16);
     if (source == TileSource::kBf16) {
       RETURN_IF_ERROR(uploader.CopyMemory(bf16, from.wkv.bf16, wkv_values * 2));
-      RETURN_IF_ERROR(device->ToStatus(
-          module.tile_bf16(values, 0, g.outputs(), layer.wkv, tiles, uploader.stream()), "tile_bf16"));
+      RETURN_IF_ERROR(
+          device->ToStatus(module.tile_bf16(values, 0, g.outputs(), layer.wkv, tiles, uploader.stream()), "tile_bf16"));
     } else {
       const int64_t row_bytes = g.columns * kQ2KBlockBytes;  // of one output
       const int64_t most = std::max(kTileOutputs, kUploadBytes / row_bytes / kTileOutputs * kTileOutputs);
       if (most * row_bytes > kUploadBytes) {
-        return absl::OutOfRangeError(absl::StrCat("layer ", from.layer_id, ": wkv of ", g.inputs(),
-                                                  " inputs is wider than the upload buffer"));
+        return absl::OutOfRangeError(
+            absl::StrCat("layer ", from.layer_id, ": wkv of ", g.inputs(), " inputs is wider than the upload buffer"));
       }
       for (int64_t first = 0; first < g.outputs(); first += most) {
         const int64_t count = std::min(most, g.outputs() - first);
-        RETURN_IF_ERROR(
-            uploader.CopyMemory(uploader.blocks(), from.wkv.q2k + first * row_bytes, count * row_bytes));
+        RETURN_IF_ERROR(uploader.CopyMemory(uploader.blocks(), from.wkv.q2k + first * row_bytes, count * row_bytes));
         RETURN_IF_ERROR(device->ToStatus(
             module.tile_q2k(uploader.blocks(), first, count, layer.wkv, tiles, uploader.stream()), "tile_q2k"));
         RETURN_IF_ERROR(device->ToStatus(module.gather_rows({uploader.blocks(), nullptr, count * g.columns},
@@ -195,7 +195,7 @@ absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Upload(std::shared_ptr<con
       }
     }
 
-    ASSIGN_OR_RETURN(uint8_t* qk, take(qk_bytes, "q and k", from.layer_id));
+    ASSIGN_OR_RETURN(uint8_t * qk, take(qk_bytes, "q and k", from.layer_id));
     RETURN_IF_ERROR(uploader.CopyMemory(qk, from.gate.qk, qk_bytes));
     layer.gate = from.gate;
     layer.gate.qk = reinterpret_cast<float*>(qk);
@@ -225,10 +225,9 @@ absl::Status CudaModel::PinTables() {
     void* table = const_cast<uint8_t*>(layer.table.bytes);
     const int64_t bytes = (layer.table.rows * kQ2KBlockBytes + page - 1) / page * page;
     if (const int error = device_->module().pin(table, bytes); error != 0) {
-      return absl::ResourceExhaustedError(absl::StrCat("--residency host: cannot pin the ", bytes,
-                                                       " bytes of the table of layer ", layer.layer_id, ": ",
-                                                       device_->module().error_text(error),
-                                                       " (does a limit on locked memory stand against it?)"));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "--residency host: cannot pin the ", bytes, " bytes of the table of layer ", layer.layer_id, ": ",
+          device_->module().error_text(error), " (does a limit on locked memory stand against it?)"));
     }
     pinned_.push_back(table);
   }

@@ -16,11 +16,10 @@ absl::StatusOr<CudaMemory> CudaMemory::Make(std::shared_ptr<const CudaDevice> de
   const kernels::cuda::Module& module = device->module();
   const int error = pinned ? module.allocate_pinned(bytes, &data) : module.allocate(bytes, &data);
   if (error != 0) {
-    return absl::ResourceExhaustedError(absl::StrCat(what, ": no ", bytes, " bytes of ",
-                                                     pinned ? "pinned host" : "device", " memory: ",
-                                                     module.error_text(error)));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        what, ": no ", bytes, " bytes of ", pinned ? "pinned host" : "device", " memory: ", module.error_text(error)));
   }
-  memory.data_ = {static_cast<uint8_t*>(data), Free{std::move(device), pinned}};
+  memory.data_ = {static_cast<uint8_t*>(data), CudaMemoryEnd{std::move(device), pinned}};
   memory.bytes_ = bytes;
   return memory;
 }
@@ -36,7 +35,7 @@ absl::StatusOr<CudaMemory> CudaMemory::Pinned(std::shared_ptr<const CudaDevice> 
 }
 
 // What gives back can do nothing about a failure: the context is broken then, and the process about to end.
-void CudaMemory::Free::operator()(uint8_t* data) const {
+void CudaMemoryEnd::operator()(uint8_t* data) const {
   if (!device->Use().ok()) return;
   static_cast<void>(pinned ? device->module().free_pinned(data) : device->module().free(data));
 }
@@ -59,8 +58,6 @@ absl::StatusOr<CudaEvent> MakeCudaEvent(std::shared_ptr<const CudaDevice> device
 
 void CudaEventEnd::operator()(CUevent_st* event) const { static_cast<void>(device->module().destroy_event(event)); }
 
-void CudaGraphEnd::operator()(CUgraphExec_st* graph) const {
-  static_cast<void>(device->module().destroy_graph(graph));
-}
+void CudaGraphEnd::operator()(CUgraphExec_st* graph) const { static_cast<void>(device->module().destroy_graph(graph)); }
 
 }  // namespace engram

@@ -12,6 +12,12 @@
 
 namespace engram {
 
+struct CudaMemoryEnd {
+  std::shared_ptr<const CudaDevice> device;
+  bool pinned = false;
+  void operator()(uint8_t* data) const;
+};
+
 // A block of the device's memory, or of host memory that the device reaches at the same address. Move-only.
 class CudaMemory {
  public:
@@ -26,15 +32,10 @@ class CudaMemory {
   int64_t bytes() const { return bytes_; }
 
  private:
-  struct Free {
-    std::shared_ptr<const CudaDevice> device;
-    bool pinned = false;
-    void operator()(uint8_t* data) const;
-  };
   static absl::StatusOr<CudaMemory> Make(std::shared_ptr<const CudaDevice> device, bool pinned, int64_t bytes,
                                          const std::string& what);
 
-  std::unique_ptr<uint8_t, Free> data_;
+  std::unique_ptr<uint8_t, CudaMemoryEnd> data_;
   int64_t bytes_ = 0;
 };
 

@@ -29,7 +29,7 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   void GiveBack(int64_t begin, int64_t bytes);
 
   const CudaMemory memory_;
-  mutable std::mutex mutex_;  // as in SessionTable
+  mutable std::mutex mutex_;                                 // as in SessionTable
   std::map<int64_t, int64_t> free_ ABSL_GUARDED_BY(mutex_);  // bytes by begin; no two are neighbours
   int64_t in_use_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
