@@ -332,9 +332,15 @@ void Engine::Fail(Queue::iterator waiting, const absl::Status& status) {
 
 void Engine::Count(const Step& step, const StepTimes& times) {
   metrics_.StageTook(Stage::kHash, times.hash);
-  metrics_.StageTook(Stage::kGather, times.gather);
-  metrics_.StageTook(Stage::kProject, times.project);
-  metrics_.StageTook(Stage::kGate, times.gate);
+  if (times.stages_timed) {
+    metrics_.StageTook(Stage::kGather, times.gather);
+    metrics_.StageTook(Stage::kProject, times.project);
+    metrics_.StageTook(Stage::kGate, times.gate);
+  }
+  if (backend_->name() != "cpu") {
+    metrics_.StageTook(Stage::kH2d, times.h2d);
+    metrics_.StageTook(Stage::kD2h, times.d2h);
+  }
   metrics_.DeadTokens(step.dead_tokens);
   metrics_.RowsGathered(times.rows_gathered);
   int64_t most = 0;

@@ -54,6 +54,9 @@ class CopiedModel final : public EngramModel {
   absl::Status ReadRowsFromFile(size_t layer, int64_t first, int64_t count, uint8_t* out) const override {
     return from_->ReadRowsFromFile(layer, first, count, out);
   }
+  absl::Status ReadTableFromFile(size_t layer, int64_t at, int64_t bytes, uint8_t* out) const override {
+    return from_->ReadTableFromFile(layer, at, bytes, out);
+  }
 
   void WillReadRows(size_t, absl::Span<const int64_t>) const override {}
 
