@@ -1,5 +1,5 @@
 // The table of kernels/cuda/module.h without a GPU: memory is the host's, a stream is a thread that works through its
-// queue, and the arithmetic is ReferenceKernels(). What the server does with a device is thereby run in earnest: copies
+// queue, and the arithmetic is that of the CPU. What the server does with a device is thereby run in earnest: copies
 // and kernels happen later and in another thread, so whoever forgets to wait reads what is not there yet.
 //
 // SIMT_DEVICE_BYTES: of the device's memory (1 GiB); SIMT_FAIL_AFTER: after so many copies and kernels, each fails, and
@@ -23,6 +23,7 @@
 namespace {
 
 using engram::kernels::Bf16;
+using engram::kernels::CpuKernels;
 using engram::kernels::GateWeights;
 using engram::kernels::kQ2KBlockBytes;
 using engram::kernels::kRowValues;
@@ -251,19 +252,51 @@ int CopyRows(const GatherCall& call, uint8_t* out, CUstream_st* stream) {
   });
 }
 
+// wkv as CpuKernels() reads it, made when it is first used: the reference takes minutes for what tests compute.
+struct Packs {
+  std::mutex mutex;
+  std::map<const uint8_t*, std::shared_ptr<uint8_t>> by_tiles;
+};
+Packs& AllPacks() {
+  static auto* packs = new Packs;
+  return *packs;
+}
+
+void ForgetPack(const uint8_t* tiles) {
+  const std::lock_guard<std::mutex> lock(AllPacks().mutex);
+  AllPacks().by_tiles.erase(tiles);
+}
+
+std::shared_ptr<uint8_t> PackOf(const uint8_t* tiles, const ProjectionWeights& weights, Workers& workers) {
+  const std::lock_guard<std::mutex> lock(AllPacks().mutex);
+  std::shared_ptr<uint8_t>& pack = AllPacks().by_tiles[tiles];
+  if (pack == nullptr) {
+    const auto bytes = static_cast<size_t>((CpuKernels().packed_bytes(weights) + 63) / 64 * 64);
+    pack = {static_cast<uint8_t*>(std::aligned_alloc(64, bytes)), std::free};
+    CpuKernels().pack(weights, pack.get(), workers);
+  }
+  return pack;
+}
+
 // Tiles are the weights as they were, output after output.
 int TileQ2K(const uint8_t* blocks, int64_t first, int64_t count, const TiledWeights& weights, uint8_t* tiles,
             CUstream_st* stream) {
   const int64_t row = weights.inputs / kRowValues * kQ2KBlockBytes;
   if (weights.source != TileSource::kQ2K || first % 16 != 0) return kInvalidValue;
-  return Enqueue(stream, [=] { std::memcpy(tiles + first * row, blocks, static_cast<size_t>(count * row)); });
+  return Enqueue(stream, [=] {
+    std::memcpy(tiles + first * row, blocks, static_cast<size_t>(count * row));
+    ForgetPack(tiles);
+  });
 }
 
 int TileBf16(const Bf16* wkv, int64_t first, int64_t count, const TiledWeights& weights, uint8_t* tiles,
              CUstream_st* stream) {
   const int64_t row = weights.inputs * 2;
   if (weights.source != TileSource::kBf16 || first % 16 != 0) return kInvalidValue;
-  return Enqueue(stream, [=] { std::memcpy(tiles + first * row, wkv, static_cast<size_t>(count * row)); });
+  return Enqueue(stream, [=] {
+    std::memcpy(tiles + first * row, wkv, static_cast<size_t>(count * row));
+    ForgetPack(tiles);
+  });
 }
 
 int Project(const TiledWeights& weights, const Bf16* x, int64_t tokens, Bf16* kv, int multiprocessors,
@@ -276,7 +309,10 @@ int Project(const TiledWeights& weights, const Bf16* x, int64_t tokens, Bf16* kv
     plain.inputs = weights.inputs;
     if (weights.source == TileSource::kQ2K) plain.q2k = weights.tiles;
     if (weights.source == TileSource::kBf16) plain.bf16 = reinterpret_cast<const Bf16*>(weights.tiles);
-    ReferenceKernels().project(plain, x, tokens, kv, nullptr, alone);
+    const std::shared_ptr<uint8_t> pack = PackOf(weights.tiles, plain, alone);
+    plain.packed = pack.get();
+    std::vector<Bf16> scratch(static_cast<size_t>(tokens * weights.inputs));
+    CpuKernels().project(plain, x, tokens, kv, scratch.data(), alone);
   });
 }
 
@@ -300,25 +336,30 @@ int ApplyGate(const GateWeights& weights, const GateTokens& call, CUstream_st* s
   });
 }
 
+float F32(Bf16 bits) {
+  const uint32_t word = uint32_t{bits} << 16;
+  float value = 0;
+  std::memcpy(&value, &word, 4);
+  return value;
+}
+
+constexpr int kSums = 8;  // at a time: one alone waits for itself
+
 // Sums from the other end where the class is long, so that whoever picks the wrong class gets other bits.
 int RunGemm(const Gemm* gemm, GemmClass shape, const Bf16* x, int64_t tokens, Bf16* kv, void* workspace,
             CUstream_st* stream) {
   if (tokens < 1 || tokens > gemm->most_tokens || workspace == nullptr) return kInvalidValue;
   return Enqueue(stream, [=] {
-    const auto f32 = [](Bf16 bits) {
-      const uint32_t word = uint32_t{bits} << 16;
-      float value = 0;
-      std::memcpy(&value, &word, 4);
-      return value;
-    };
     const int64_t padded = (tokens + kPadding - 1) / kPadding * kPadding;
     for (int64_t t = 0; t < padded; ++t) {
       for (int64_t o = 0; o < gemm->outputs; ++o) {
-        float sum = 0;
+        float sums[kSums] = {};
         for (int64_t i = 0; i < gemm->inputs; ++i) {
           const int64_t k = shape == GemmClass::kMedium ? i : gemm->inputs - 1 - i;
-          sum += f32(gemm->wkv[o * gemm->inputs + k]) * f32(x[t * gemm->inputs + k]);
+          sums[i % kSums] += F32(gemm->wkv[o * gemm->inputs + k]) * F32(x[t * gemm->inputs + k]);
         }
+        float sum = 0;
+        for (const float part : sums) sum += part;
         uint32_t word = 0;
         std::memcpy(&word, &sum, 4);
         kv[t * gemm->outputs + o] = static_cast<Bf16>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
