@@ -31,8 +31,8 @@ int Unusable(const absl::Status& status) {
   return kExitUnusable;
 }
 
-// What ends the service. The first of `signals`: while the server still loads it ends the process at once (nobody is served yet); after that
-// it is waited for. A second one always ends the process at once.
+// What ends the service. The first of `signals`: while the server still loads it ends the process at once (nobody is
+// served yet); after that it is waited for. A second one always ends the process at once.
 class StopSignal {
  public:
   explicit StopSignal(const sigset_t& signals) : signals_(signals) {

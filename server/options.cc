@@ -41,9 +41,10 @@ CLI::Option* Flag(CLI::App& app, const std::string& name, Value& value, const st
 void Declare(CLI::App& app, ServerOptions& o) {
   const std::string model = "Model and compute";
   Flag(app, "--model", o.model, "The model file: a .gguf, or shard 1 of a split", model)->type_name("PATH");
-  app.add_option("--residency", o.residency,
-                 "Tables in anonymous memory (ram, the cpu's default) or as pages of the file (mmap); in a GPU's memory "
-                 "(device, cuda's default) or in pinned host memory that it reads (host)")
+  app.add_option(
+         "--residency", o.residency,
+         "Tables in anonymous memory (ram, the cpu's default) or as pages of the file (mmap); in a GPU's memory "
+         "(device, cuda's default) or in pinned host memory that it reads (host)")
       ->transform(CLI::CheckedTransformer(std::map<std::string, TableHome>{{"ram", TableHome::kRam},
                                                                            {"mmap", TableHome::kMmap},
                                                                            {"device", TableHome::kDevice},
@@ -55,10 +56,10 @@ void Declare(CLI::App& app, ServerOptions& o) {
       ->type_name("ram|mmap|device|host")
       ->default_str("as the backend likes it best");
   app.add_option("--backend", o.backend, "Where steps are computed; auto: on a GPU if it can serve, else on the CPU")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, BackendKind>{{"auto", BackendKind::kAuto},
-                                                                             {"cpu", BackendKind::kCpu},
-                                                                             {"cuda", BackendKind::kCuda}},
-                                          CLI::ignore_case)
+      ->transform(CLI::CheckedTransformer(
+                      std::map<std::string, BackendKind>{
+                          {"auto", BackendKind::kAuto}, {"cpu", BackendKind::kCpu}, {"cuda", BackendKind::kCuda}},
+                      CLI::ignore_case)
                       .description(""))
       ->envname("ENGRAM_BACKEND")
       ->group(model)

@@ -162,7 +162,8 @@ class RunningServer final : public Server {
                   .ttl = absl::Milliseconds(options.ticket_ttl_ms)}),
         staging_(options.max_queue_bytes, serving.backend->staging_source()),
         regions_({.memory_bytes = options.shm_memory_bytes}),
-        engine_(model_, std::move(serving.backend), ShapeOf(*model_), EngineOptions{options.max_batch_tokens}, metrics_),
+        engine_(model_, std::move(serving.backend), ShapeOf(*model_), EngineOptions{options.max_batch_tokens},
+                metrics_),
         service_({.model = model_,
                   .shape = ShapeOf(*model_),
                   .limits = LimitsOf(options),
@@ -179,8 +180,7 @@ class RunningServer final : public Server {
     metrics_.SetModel(DigestHex(model_->hash_digest()), DigestHex(model_->config_digest()), ContentHex(*model_),
                       engine_.backend().name(), serving.isa, engine_.backend().numerics_id());
     for (const EngramLayer& layer : model_->layers()) {
-      metrics_.SetTableBytes(layer.layer_id, TableHomeName(serving.tables),
-                             layer.table.rows * kernels::kQ2KBlockBytes);
+      metrics_.SetTableBytes(layer.layer_id, TableHomeName(serving.tables), layer.table.rows * kernels::kQ2KBlockBytes);
     }
     for (const CudaMemoryPlan::Item& item : serving.memory) {
       if (item.on_device) metrics_.SetGpuMemory(item.name, item.bytes);

@@ -14,8 +14,9 @@ namespace engram {
 
 class Server {
  public:
-  // Loads the model and serves. The error is one line for a person. `broken` is called at most once, on any thread, when
-  // the backend can compute no more in this process (Backend::health) and health says NOT_SERVING; it must not block.
+  // Loads the model and serves. The error is one line for a person. `broken` is called at most once, on any thread,
+  // when the backend can compute no more in this process (Backend::health) and health says NOT_SERVING; it must not
+  // block.
   static absl::StatusOr<std::unique_ptr<Server>> BuildAndStart(const ServerOptions& options,
                                                                std::function<void()> broken);
 

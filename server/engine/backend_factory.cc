@@ -60,14 +60,13 @@ absl::StatusOr<Serving> ServeOnDevice(Fit fit, const BackendOptions& options, co
   if (!TablesOnDevice(options)) {
     ASSIGN_OR_RETURN(serving.model, load(Residency::kRam));
   }
-  ASSIGN_OR_RETURN(serving.backend,
-                   CudaBackend::Create(fit.device, serving.model, fit.plan,
-                                       {.threads = options.threads,
-                                        .max_batch_tokens = options.max_batch_tokens,
-                                        .prepare_memory_bytes = options.prepare_memory_bytes,
-                                        .tables_on_device = TablesOnDevice(options),
-                                        .failed = options.failed,
-                                        .broken = options.broken}));
+  ASSIGN_OR_RETURN(serving.backend, CudaBackend::Create(fit.device, serving.model, fit.plan,
+                                                        {.threads = options.threads,
+                                                         .max_batch_tokens = options.max_batch_tokens,
+                                                         .prepare_memory_bytes = options.prepare_memory_bytes,
+                                                         .tables_on_device = TablesOnDevice(options),
+                                                         .failed = options.failed,
+                                                         .broken = options.broken}));
   serving.tables = TablesOnDevice(options) ? TableHome::kDevice : TableHome::kHost;
   serving.isa = fit.device->architecture();
   serving.memory = fit.plan.items;

@@ -47,7 +47,7 @@ struct Serving {
   std::shared_ptr<const EngramModel> model;
   std::unique_ptr<Backend> backend;
   TableHome tables = TableHome::kRam;
-  std::string isa;              // "avx512", "sm_90"
+  std::string isa;                           // "avx512", "sm_90"
   std::vector<CudaMemoryPlan::Item> memory;  // of a device; none for the CPU
 };
 

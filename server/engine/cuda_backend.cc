@@ -61,8 +61,8 @@ absl::Status CudaBackend::MakeSlots(const CudaMemoryPlan& plan) {
     for (CudaStream* stream : {&slot.streams.upload, &slot.streams.compute, &slot.streams.download}) {
       ASSIGN_OR_RETURN(*stream, MakeCudaStream(device_));
     }
-    ASSIGN_OR_RETURN(slot.streams.gemm_workspace, CudaMemory::OnDevice(device_, device_->module().gemm_workspace_bytes(),
-                                                                       "cuBLASLt's workspace"));
+    ASSIGN_OR_RETURN(slot.streams.gemm_workspace,
+                     CudaMemory::OnDevice(device_, device_->module().gemm_workspace_bytes(), "cuBLASLt's workspace"));
     for (int i = 0; i < plan.lanes; ++i) {
       ASSIGN_OR_RETURN(std::unique_ptr<CudaLane> lane, CudaLane::Make({.device = device_,
                                                                        .model = uploaded_.get(),

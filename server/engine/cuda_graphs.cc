@@ -4,8 +4,8 @@
 
 namespace engram {
 
-absl::Status CudaGraphs::Run(const Key& key, CUstream_st* stream,
-                             const std::function<absl::Status(bool timed)>& launch, bool& timed) {
+absl::Status CudaGraphs::Run(const Key& key, CUstream_st* stream, const std::function<absl::Status(bool timed)>& launch,
+                             bool& timed) {
   const auto found = by_key_.find(key);
   if (found == by_key_.end()) {
     if (shapes_.size() == kMostShapes) {

@@ -104,8 +104,7 @@ void CudaLane::LayOut(const StepLayer& work) {
     io += CudaAligned(bytes);
     place.bounce = bounce;
     const bool kv_out = slice.form == Form::kKv;
-    bounce += CudaAligned(
-        kv_out ? slice.tokens * OutBytes(shape, slice.form, slice.highway_type, slice.range) : bytes);
+    bounce += CudaAligned(kv_out ? slice.tokens * OutBytes(shape, slice.form, slice.highway_type, slice.range) : bytes);
     bounce += CudaAligned(slice.gates != nullptr ? slice.tokens * shape.copies * 4 : 0);
     bounce += CudaAligned(slice.value != nullptr ? slice.tokens * shape.dim * 2 : 0);
     place.gates = gates;
@@ -195,8 +194,8 @@ absl::Status CudaLane::Compute(const StepLayer& work) {
     // Descriptors stand behind the ids of rows forms, whose number is no part of the key.
     const bool recurs = gate_begin_ == CudaAligned(row_ids_begin_ * static_cast<int64_t>(sizeof(int64_t)));
     if (recurs) {
-      RETURN_IF_ERROR(
-          graphs_.Run(key, stream.get(), [this](bool timed) { return Sequence(timed); }, timed_));
+      RETURN_IF_ERROR(graphs_.Run(
+          key, stream.get(), [this](bool timed) { return Sequence(timed); }, timed_));
     } else {
       RETURN_IF_ERROR(Sequence(true));
     }
@@ -228,9 +227,9 @@ absl::Status CudaLane::Sequence(bool timed) {
         Check(module().apply_gate(layer.gate, {f32, gate_f32_, HighwayType::kF32}, stream.get()), "apply_gate"));
   }
   if (gate_bf16_ > 0) {
-    RETURN_IF_ERROR(Check(
-        module().apply_gate(layer.gate, {f32 + gate_f32_, gate_bf16_, HighwayType::kBf16}, stream.get()),
-        "apply_gate"));
+    RETURN_IF_ERROR(
+        Check(module().apply_gate(layer.gate, {f32 + gate_f32_, gate_bf16_, HighwayType::kBf16}, stream.get()),
+              "apply_gate"));
   }
   return absl::OkStatus();
 }
@@ -245,9 +244,8 @@ absl::Status CudaLane::Project() {
     const int64_t tokens = path_tokens_[static_cast<size_t>(path)];
     if (tokens == 0) continue;
     if (path == 0) {
-      RETURN_IF_ERROR(Check(module().project(layer.wkv, x, tokens, kv, around_.device->info().multiprocessors,
-                                             stream.get()),
-                            "project"));
+      RETURN_IF_ERROR(Check(
+          module().project(layer.wkv, x, tokens, kv, around_.device->info().multiprocessors, stream.get()), "project"));
     } else {
       RETURN_IF_ERROR(Check(module().run_gemm(layer.gemm, path == 1 ? GemmClass::kMedium : GemmClass::kLong, x, tokens,
                                               kv, around_.streams->gemm_workspace.data(), stream.get()),
@@ -270,8 +268,7 @@ absl::Status CudaLane::WriteRows(const StepLayer& work) {
     if (slice.form == Form::kRowsNative) {
       RETURN_IF_ERROR(Check(module().copy_rows(call, out, stream.get()), "copy_rows"));
     } else {
-      RETURN_IF_ERROR(
-          Check(module().gather_rows(call, reinterpret_cast<Bf16*>(out), stream.get()), "gather_rows"));
+      RETURN_IF_ERROR(Check(module().gather_rows(call, reinterpret_cast<Bf16*>(out), stream.get()), "gather_rows"));
     }
   }
   return absl::OkStatus();
@@ -283,8 +280,8 @@ absl::Status CudaLane::KeepPrepared(const StepLayer& work) {
     const StepSlice& slice = work.slices[i];
     if (slice.form != Form::kPrepare) continue;
     const int64_t bytes = slice.tokens * around_.shape.kv_values() * static_cast<int64_t>(sizeof(Bf16));
-    RETURN_IF_ERROR(Check(
-        module().copy(slice.out, KvOf(slice, places_[i]), bytes, around_.streams->compute.get()), "copy of kv"));
+    RETURN_IF_ERROR(
+        Check(module().copy(slice.out, KvOf(slice, places_[i]), bytes, around_.streams->compute.get()), "copy of kv"));
   }
   return absl::OkStatus();
 }
@@ -317,15 +314,14 @@ absl::Status CudaLane::Down(const StepLayer& work) {
     const int64_t out_bytes = OutBytes(shape, slice.form, slice.highway_type, slice.range);
     int64_t bounce = place.bounce;
     if (slice.form == Form::kKv) {
-      RETURN_IF_ERROR(
-          CopyDown(slice.out, kv + slice.range.begin * half, kv_pitch, out_bytes, slice.tokens, bounce));
+      RETURN_IF_ERROR(CopyDown(slice.out, kv + slice.range.begin * half, kv_pitch, out_bytes, slice.tokens, bounce));
       bounce += CudaAligned(slice.tokens * out_bytes);
     } else if (ReadsHighway(slice.form) || !NeedsKv(slice.form)) {
       if (slice.form == Form::kHighway || !NeedsKv(slice.form)) {
         RETURN_IF_ERROR(CopyDown(slice.out, io_.data() + place.io, out_bytes, out_bytes, slice.tokens, bounce));
       }
-      bounce += CudaAligned(slice.tokens *
-                            (ReadsHighway(slice.form) ? HighwayBytes(shape, slice.highway_type) : out_bytes));
+      bounce +=
+          CudaAligned(slice.tokens * (ReadsHighway(slice.form) ? HighwayBytes(shape, slice.highway_type) : out_bytes));
     }
     if (slice.gates != nullptr && ReadsHighway(slice.form)) {
       const int64_t bytes = shape.copies * static_cast<int64_t>(sizeof(float));
@@ -333,8 +329,8 @@ absl::Status CudaLane::Down(const StepLayer& work) {
       bounce += CudaAligned(slice.tokens * bytes);
     }
     if (slice.value != nullptr && NeedsKv(slice.form)) {
-      RETURN_IF_ERROR(CopyDown(slice.value, kv + shape.highway_values() * half, kv_pitch, shape.dim * half,
-                               slice.tokens, bounce));
+      RETURN_IF_ERROR(
+          CopyDown(slice.value, kv + shape.highway_values() * half, kv_pitch, shape.dim * half, slice.tokens, bounce));
     }
   }
   return Record(kDownEnd, streams.download);
@@ -349,8 +345,7 @@ absl::Status CudaLane::Finish(StepTimes& times) {
   times.stages_timed &= timed_;
   const auto add = [this](Event begin, Event end, absl::Duration& total) {
     float seconds = 0;
-    RETURN_IF_ERROR(
-        Check(module().event_seconds(events_[begin].get(), events_[end].get(), &seconds), "event_seconds"));
+    RETURN_IF_ERROR(Check(module().event_seconds(events_[begin].get(), events_[end].get(), &seconds), "event_seconds"));
     total += absl::Seconds(seconds);
     return absl::OkStatus();
   };

@@ -2,7 +2,8 @@
 //
 // Row ids and gate descriptors of all tokens are the lane's manifest, one copy. Tokens without a ready kv stand packed
 // by the length of their call (docs/gpu.md), so each path is one launch; the gate is one launch per type of highway.
-// Host memory that the device does not reach goes through a pinned buffer: copied up here by Submit(), down by Finish().
+// Host memory that the device does not reach goes through a pinned buffer: copied up here by Submit(), down by
+// Finish().
 //
 // A lane has one layer at a time: Submit(), then Finish(), on any thread.
 #pragma once
@@ -53,15 +54,26 @@ class CudaLane {
  private:
   // The ways to kv: the projection kernel, then cuBLASLt's two classes.
   static constexpr int kPaths = 3;
-  enum Event { kUpBegin, kUpEnd, kBegin, kGathered, kProjected, kComputed, kAllComputed, kDownBegin, kDownEnd, kEvents };
+  enum Event {
+    kUpBegin,
+    kUpEnd,
+    kBegin,
+    kGathered,
+    kProjected,
+    kComputed,
+    kAllComputed,
+    kDownBegin,
+    kDownEnd,
+    kEvents
+  };
 
   // Where a slice's things stand in the lane.
   struct Place {
-    int64_t packed = -1;     // its first token among x and kv; -1: not computed here
-    int64_t io = 0;          // bytes from io_'s begin: its highway, or its rows
-    int64_t bounce = 0;      // bytes from bounce_'s begin: of its highway, or of what comes out
-    int64_t gates = 0;       // its first token among gates_
-    int64_t row_ids = 0;     // its first id among the manifest's, of a rows form
+    int64_t packed = -1;  // its first token among x and kv; -1: not computed here
+    int64_t io = 0;       // bytes from io_'s begin: its highway, or its rows
+    int64_t bounce = 0;   // bytes from bounce_'s begin: of its highway, or of what comes out
+    int64_t gates = 0;    // its first token among gates_
+    int64_t row_ids = 0;  // its first id among the manifest's, of a rows form
   };
   struct BounceDown {
     void* to = nullptr;

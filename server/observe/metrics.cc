@@ -22,8 +22,8 @@ const prometheus::Histogram::BucketBoundaries kSecondsBuckets = {
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10};
 const prometheus::Histogram::BucketBoundaries kTokensBuckets = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
 
-constexpr std::array<absl::string_view, 9> kStageNames = {"decode",  "queue", "hash",   "gather", "project",
-                                                          "gate",    "encode", "h2d", "d2h"};
+constexpr std::array<absl::string_view, 9> kStageNames = {"decode", "queue",  "hash", "gather", "project",
+                                                          "gate",   "encode", "h2d",  "d2h"};
 
 }  // namespace
 
@@ -130,9 +130,9 @@ struct Metrics::Series {
   prometheus::Family<prometheus::Gauge>& model =
       BuildGauge().Name("engram_model_info").Help("1; the labels say what is served.").Register(*registry);
   prometheus::Family<prometheus::Gauge>& gpu_memory = BuildGauge()
-                                                           .Name("engram_gpu_memory_bytes")
-                                                           .Help("Memory taken of the GPU at start, by what for.")
-                                                           .Register(*registry);
+                                                          .Name("engram_gpu_memory_bytes")
+                                                          .Help("Memory taken of the GPU at start, by what for.")
+                                                          .Register(*registry);
   prometheus::Counter& cuda_errors = BuildCounter()
                                          .Name("engram_cuda_errors_total")
                                          .Help("Batches that failed on the GPU.")

@@ -44,8 +44,8 @@ std::vector<std::string> OnDevice(std::vector<std::string> more = {}) {
 }
 
 Finished Refused(const std::vector<std::string>& args, const std::string& model = kTiny) {
-  std::vector<std::string> command = {ENGRAM_SERVER, "--model", model, "--http-listen", "off",
-                                      "--listen",    "127.0.0.1:0"};
+  std::vector<std::string> command = {ENGRAM_SERVER, "--model",  model,        "--http-listen",
+                                      "off",         "--listen", "127.0.0.1:0"};
   command.insert(command.end(), args.begin(), args.end());
   return RunToEnd(command);
 }
@@ -96,7 +96,9 @@ TEST(CudaStartTest, WhatIsMissingIsOneLineAndExitTwo) {
   };
   const std::string module = ENGRAM_CUDA_TEST_MODULE;
   const std::vector<Case> cases = {
-      {{"--backend", "cuda", "--cuda-module", "/nowhere/module.so"}, {}, "--backend cuda: CUDA module /nowhere/module.so"},
+      {{"--backend", "cuda", "--cuda-module", "/nowhere/module.so"},
+       {},
+       "--backend cuda: CUDA module /nowhere/module.so"},
       {OnDevice(), {"SIMT_DRIVER", "0"}, "--backend cuda: no CUDA driver on this machine"},
       {OnDevice(), {"SIMT_DEVICES", "0"}, "no CUDA-capable device is detected"},
       {OnDevice({"--device", "3"}), {}, "--device 3: this machine has 1"},

@@ -1,5 +1,5 @@
-// The CUDA backend against a module that computes on the host (host_cuda_module.cc): whatever layers, forms, lengths and
-// steps are under way together, every call is what the CPU makes of it alone.
+// The CUDA backend against a module that computes on the host (host_cuda_module.cc): whatever layers, forms, lengths
+// and steps are under way together, every call is what the CPU makes of it alone.
 #include "server/engine/cuda_backend.h"
 
 #include <gmock/gmock.h>
@@ -16,8 +16,8 @@
 namespace engram {
 namespace {
 
-using ::testing::HasSubstr;
 using kernels::HighwayType;
+using ::testing::HasSubstr;
 
 class CudaBackendTest : public ::testing::TestWithParam<const char*> {
  protected:
@@ -230,8 +230,8 @@ TEST_P(CudaBackendTest, TwoStepsUnderWayAreEachTheirOwn) {
 TEST_P(CudaBackendTest, TablesOfPinnedHostMemoryGiveTheSameBits) {
   const auto resident = EngramModel::Load(std::string(ENGRAM_TEST_DATA) + GetParam(), {});
   ASSERT_TRUE(resident.ok()) << resident.status();
-  const auto host = MakeCuda(
-      *resident, {.max_batch_tokens = 64, .prepare_memory_bytes = 1 << 20, .tables_on_device = false});
+  const auto host =
+      MakeCuda(*resident, {.max_batch_tokens = 64, .prepare_memory_bytes = 1 << 20, .tables_on_device = false});
   CallMaker maker(*model_, ordinary_);
   const auto made = maker.Make({{33}, {0, last_}, Form::kHighway});
   const std::vector<uint8_t> expected = RunAlone(*cuda_, *made);

@@ -1,5 +1,5 @@
-// A device whose context breaks under way: SIMT_FAIL_AFTER in this test's environment lets the copies and kernels of the
-// upload and of some steps through.
+// A device whose context breaks under way: SIMT_FAIL_AFTER in this test's environment lets the copies and kernels of
+// the upload and of some steps through.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
