@@ -1,6 +1,7 @@
 // Kernels with one fault each, and their correct twins.
 //
 //   executor_faults NAME faulty|correct
+//   executor_faults all correct
 //
 // Exits 0 where nothing noticed; kWrong where the result is wrong; as the executor or the sanitizer does where they
 // did. faults_test.cc says which build must notice what.
@@ -306,13 +307,20 @@ constexpr Fault kFaults[] = {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const std::string name = argc == 3 ? argv[1] : "", variant = argc == 3 ? argv[2] : "";
+  const bool all = name == "all" && variant == "correct";
+  int found = 0;
   for (const Fault& fault : kFaults) {
-    if (argc != 3 || std::string(argv[1]) != fault.name) continue;
-    faulty = std::string(argv[2]) == "faulty";
+    if (!all && name != fault.name) continue;
+    ++found;
+    faulty = variant == "faulty";
+    if (all) fprintf(stderr, "%s\n", fault.name);
     simt::ForEachOrder(fault.run);
     if (wrong) fprintf(stderr, "wrong result\n");
-    return wrong ? kWrong : 0;
   }
-  fprintf(stderr, "executor_faults NAME faulty|correct\n");
-  return 2;
+  if (found == 0) {
+    fprintf(stderr, "executor_faults NAME faulty|correct, or: executor_faults all correct\n");
+    return 2;
+  }
+  return wrong ? kWrong : 0;
 }
