@@ -3,11 +3,11 @@
 #include <cublasLt.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <new>
+#include <string>
 #include <vector>
 
 namespace engram::kernels::cuda {
@@ -58,12 +58,13 @@ cudaError_t FromCublas(cublasStatus_t status) {
   }
 }
 
-#define ENGRAM_RETURN_IF_FAILED(expression)                        \
-  do {                                                             \
+#define ENGRAM_RETURN_IF_FAILED(expression)                                            \
+  do {                                                                                 \
     if (const cudaError_t failed = (expression); failed != cudaSuccess) return failed; \
   } while (false)
 
-// To cuBLASLt, which counts columns first: kv^T [outputs x tokens] = (wkv^T [inputs x outputs])^T * x^T [inputs x tokens].
+// To cuBLASLt, which counts columns first: kv^T [outputs x tokens] = (wkv^T [inputs x outputs])^T * x^T [inputs x
+// tokens].
 struct Problem {
   cublasLtMatmulDescOpaque_t operation = {};
   cublasLtMatrixLayoutOpaque_t weights = {}, x = {}, kv = {};
@@ -121,8 +122,8 @@ bool Takes(const Gemm& gemm, const cublasLtMatmulAlgo_t& algorithm, int64_t padd
   Problem problem;
   cublasLtMatmulHeuristicResult_t result = {};
   return problem.Describe(gemm, padded) == cudaSuccess &&
-         cublasLtMatmulAlgoCheck(gemm.handle, &problem.operation, &problem.weights, &problem.x, &problem.kv, &problem.kv,
-                                 &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+         cublasLtMatmulAlgoCheck(gemm.handle, &problem.operation, &problem.weights, &problem.x, &problem.kv,
+                                 &problem.kv, &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
          result.workspaceSize <= static_cast<size_t>(kWorkspaceBytes);
 }
 
@@ -282,6 +283,28 @@ cudaError_t Build(Gemm& gemm) {
   return cudaSuccess;
 }
 
+// "66.t20.s36.w0.o0.i0.c2": the algorithm, then its tile, stages, swizzle, custom option, inner and cluster shape.
+std::string Configuration(const cublasLtMatmulAlgo_t& algorithm) {
+  const auto wide = [&](cublasLtMatmulAlgoConfigAttributes_t attribute) {
+    return std::to_string(Setting<uint32_t>(algorithm, attribute, 0));
+  };
+  const auto narrow = [&](cublasLtMatmulAlgoConfigAttributes_t attribute) {
+    return std::to_string(Setting<uint16_t>(algorithm, attribute, 0));
+  };
+  return std::to_string(Setting<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_ID, -1)) + ".t" +
+         wide(CUBLASLT_ALGO_CONFIG_TILE_ID) + ".s" + wide(CUBLASLT_ALGO_CONFIG_STAGES_ID) + ".w" +
+         wide(CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING) + ".o" + wide(CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION) + ".i" +
+         narrow(CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID) + ".c" + narrow(CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
+}
+
+// Cut where it has no room, and always ended by a zero.
+template <size_t kSize>
+void Write(const std::string& text, char (&to)[kSize]) {
+  const size_t length = std::min(text.size(), kSize - 1);
+  std::memcpy(to, text.data(), length);
+  to[length] = 0;
+}
+
 bool Aligned(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % kAlignment == 0; }
 
 }  // namespace
@@ -313,22 +336,16 @@ cudaError_t DestroyGemm(Gemm* gemm) {
 }
 
 cudaError_t DescribeGemm(const Gemm& gemm, GemmInfo& info) {
-  int part[3] = {};
-  constexpr libraryPropertyType kParts[3] = {MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL};
-  for (int i = 0; i < 3; ++i) ENGRAM_RETURN_IF_FAILED(FromCublas(cublasLtGetProperty(kParts[i], &part[i])));
-  info = {};
-  std::snprintf(info.library, sizeof(info.library), "cublasLt-%d.%d.%d", part[0], part[1], part[2]);
-  for (int shape = 0; shape < 2; ++shape) {
-    const cublasLtMatmulAlgo_t& algorithm = gemm.algorithms[shape];
-    std::snprintf(info.algorithms[shape], sizeof(info.algorithms[shape]), "%d.t%u.s%u.w%u.o%u.i%u.c%u",
-                  Setting<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_ID, -1),
-                  Setting<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, 0),
-                  Setting<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, 0),
-                  Setting<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 0),
-                  Setting<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 0),
-                  Setting<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 0),
-                  Setting<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 0));
+  std::string library = "cublasLt";
+  for (const libraryPropertyType which : {MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL}) {
+    int part = 0;
+    ENGRAM_RETURN_IF_FAILED(FromCublas(cublasLtGetProperty(which, &part)));
+    library += which == MAJOR_VERSION ? '-' : '.';
+    library += std::to_string(part);
   }
+  info = {};
+  Write(library, info.library);
+  for (int shape = 0; shape < 2; ++shape) Write(Configuration(gemm.algorithms[shape]), info.algorithms[shape]);
   return cudaSuccess;
 }
 

@@ -1,7 +1,8 @@
 // kv = wkv * x through cuBLASLt, for calls of many tokens; what module.h says of create_gemm and its siblings.
 //
-// In a file of its own so that a build without cuBLAS can bring other definitions of these functions. One algorithm serves
-// every number of tokens of a class, so bits do not depend on it; CreateGemm proves that on the device before it returns.
+// In a file of its own so that a build without cuBLAS can bring other definitions of these functions. One algorithm
+// serves every number of tokens of a class, so bits do not depend on it; CreateGemm proves that on the device before it
+// returns.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,9 +17,9 @@ namespace engram::kernels::cuda {
 // rows of x may hold anything, NaN too: a row of x reaches its own row of kv and no other.
 inline constexpr int64_t kGemmTokens = 64;
 
-// wkv [outputs, inputs], aligned to 16 as x and kv are, outlives the Gemm. Takes seconds, and while it runs device memory
-// for up to 2048 tokens of x and kv and the workspace. cudaErrorNotSupported: cuBLASLt knows no algorithm that sums each
-// value in one piece and gives the same bits for every number of tokens.
+// wkv [outputs, inputs], aligned to 16 as x and kv are, outlives the Gemm. Takes seconds, and while it runs device
+// memory for up to 2048 tokens of x and kv and the workspace. cudaErrorNotSupported: cuBLASLt knows no algorithm that
+// sums each value in one piece and gives the same bits for every number of tokens.
 cudaError_t CreateGemm(const Bf16* wkv, int64_t outputs, int64_t inputs, int64_t most_tokens, Gemm** gemm);
 cudaError_t DestroyGemm(Gemm* gemm);  // takes null; no run may be under way
 cudaError_t DescribeGemm(const Gemm& gemm, GemmInfo& info);

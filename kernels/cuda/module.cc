@@ -26,8 +26,8 @@ const char* ErrorText(int error) {
   return text != nullptr ? text : "an error that the CUDA runtime does not know";
 }
 
-// As the runtime's manual says of them: "leaves the process in an inconsistent state and any further CUDA work will return
-// the same error", or the device or its context is gone.
+// As the runtime's manual says of them: "leaves the process in an inconsistent state and any further CUDA work will
+// return the same error", or the device or its context is gone.
 bool Sticky(int error) {
   switch (static_cast<cudaError_t>(error)) {
     case cudaErrorIllegalAddress:
@@ -137,7 +137,8 @@ int FreePinned(void* memory) { return Told(cudaFreeHost(memory)); }
 
 int Pin(void* memory, int64_t bytes) {
   if (bytes < 0) return Invalid();
-  cudaError_t error = cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterPortable | cudaHostRegisterMapped);
+  cudaError_t error =
+      cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterPortable | cudaHostRegisterMapped);
   if (error != cudaSuccess) return Told(error);
   error = AtOneAddress(memory);
   if (error != cudaSuccess) cudaHostUnregister(memory);
