@@ -61,6 +61,13 @@ struct Thread {
   int64_t groups = 0;
 };
 
+// Who waits at collectives, so that the last of 32 lanes at one and the same need not ask each of the others.
+struct Warp {
+  int waiting = 0, exited = 0;
+  const Thread* first = nullptr;  // of those that wait; null where there is none
+  bool alike = true;              // all that wait are at the collective of `first`
+};
+
 struct SharedObject {
   int id;
   unsigned line;
@@ -79,6 +86,7 @@ struct Block {
   Fiber scheduler;
   Team teams[kTsan ? 2 : 1];
   std::unique_ptr<Thread>* threads = nullptr;  // of the team whose turn it is
+  std::vector<Warp> warps;
   std::vector<int> turns;
   std::vector<int64_t> block_turns;
   std::vector<SharedObject> shared;
@@ -152,9 +160,26 @@ bool SameCollective(const Thread& a, const Thread& b) {
          (a.where.file == b.where.file || strcmp(a.where.file, b.where.file) == 0);
 }
 
+Warp& WarpOf(const Thread& thread) { return block->warps[static_cast<size_t>(thread.number / 32)]; }
+
+void WaitAtCollective(Thread& thread) {
+  Warp& warp = WarpOf(thread);
+  if (warp.waiting++ == 0) {
+    warp.first = &thread;
+    warp.alike = true;
+  } else {
+    warp.alike = warp.alike && SameCollective(*warp.first, thread);
+  }
+  thread.state = State::kAtCollective;
+  Pause(thread);
+}
+
 // All lanes of a collective have arrived: each gets the value of each, and may go on.
 void HandOut(const Thread& last) {
   const Unseen unseen;
+  Warp& warp = WarpOf(last);
+  warp.waiting -= __builtin_popcount(last.mask) - 1;
+  if (warp.waiting > 0) warp.alike = false;  // nobody knows whether `first` is one of those left
   const size_t bytes = last.bytes;
   char* values = nullptr;
   if (bytes != 0) {
@@ -192,9 +217,12 @@ void Collect(Thread& thread, unsigned mask, const void* mine, void* all, size_t 
     Fail("%s:%u: thread %d (lane %d) calls a collective with mask %08x, which does not hold it", Name(where),
          where.line, index, me, mask);
   }
-  bool complete = true;
-  Meeting* meeting = nullptr;
-  for (int lane = 0; lane < 32; ++lane) {
+  const Warp& warp = WarpOf(thread);
+  const bool alike = mask == ~0u && warp.exited == 0 && thread.number / 32 * 32 + 32 <= block->count &&
+                     (warp.waiting == 0 || (warp.alike && SameCollective(thread, *warp.first)));
+  bool complete = !alike || warp.waiting == 31;
+  Meeting* meeting = alike && warp.waiting > 0 ? warp.first->meeting : nullptr;
+  for (int lane = 0; lane < 32 && !alike; ++lane) {
     const bool wanted = mask >> lane & 1;
     Thread* other = InLane(thread, lane);
     if (other == &thread) continue;
@@ -223,8 +251,7 @@ void Collect(Thread& thread, unsigned mask, const void* mine, void* all, size_t 
   }
   if (orders) Join(thread, meeting);
   if (!complete) {
-    thread.state = State::kAtCollective;
-    Pause(thread);
+    WaitAtCollective(thread);
   } else {
     HandOut(thread);
   }
@@ -233,6 +260,7 @@ void Collect(Thread& thread, unsigned mask, const void* mine, void* all, size_t 
 
 void Exit(Thread& thread) {
   thread.state = State::kExited;
+  ++WarpOf(thread).exited;
   --block->alive;
   for (int lane = 0; lane < 32; ++lane) {
     const Thread* other = InLane(thread, lane);
@@ -300,6 +328,7 @@ void RunBlock(size_t turn, size_t dynamic_bytes) {
   {
     const Unseen unseen;
     block->threads = block->teams[turn % std::size(block->teams)].data();
+    block->warps.assign(static_cast<size_t>(block->count + 31) / 32, {});
     AddShared(kDynamic, dynamic_bytes, Where::current());
     for (int i = 0; i < block->count; ++i) {
       Thread& thread = *block->threads[i];

@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/simt/runtime_state.h"
+
 using Work = std::function<void()>;
 using Clock = std::chrono::steady_clock;
 
@@ -113,21 +115,10 @@ std::atomic<int64_t> kernels_run = 0;
 std::atomic<cudaError_t> broken = cudaSuccess;
 thread_local cudaError_t last_error = cudaSuccess;
 
-constexpr int kVersion = 13000;
-constexpr int kMultiprocessors = 4;
 constexpr size_t kPage = 4096;
 
-size_t DeviceBytes() {
-  const char* text = getenv("SIMT_DEVICE_BYTES");
-  return text == nullptr ? size_t{4} << 30 : strtoull(text, nullptr, 10);
-}
-
-// A broken context answers everything with its error.
-cudaError_t Return(cudaError_t error) {
-  if (broken != cudaSuccess) error = broken;
-  if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
-  return error;
-}
+using simt::DeviceBytes;
+using simt::Return;
 
 void CountKernel() {
   const int64_t number = ++kernels_run;
@@ -223,54 +214,6 @@ bool Captures(cudaStream_t stream) { return stream != nullptr && stream->capture
 
 }  // namespace
 
-const char* cudaGetErrorName(cudaError_t error) {
-  switch (error) {
-#define ENGRAM_SIMT_NAME(name) \
-  case name:                   \
-    return #name;
-    ENGRAM_SIMT_NAME(cudaSuccess)
-    ENGRAM_SIMT_NAME(cudaErrorInvalidValue)
-    ENGRAM_SIMT_NAME(cudaErrorMemoryAllocation)
-    ENGRAM_SIMT_NAME(cudaErrorInvalidConfiguration)
-    ENGRAM_SIMT_NAME(cudaErrorNoDevice)
-    ENGRAM_SIMT_NAME(cudaErrorInvalidDevice)
-    ENGRAM_SIMT_NAME(cudaErrorInvalidResourceHandle)
-    ENGRAM_SIMT_NAME(cudaErrorNotReady)
-    ENGRAM_SIMT_NAME(cudaErrorIllegalAddress)
-    ENGRAM_SIMT_NAME(cudaErrorHostMemoryAlreadyRegistered)
-    ENGRAM_SIMT_NAME(cudaErrorHostMemoryNotRegistered)
-    ENGRAM_SIMT_NAME(cudaErrorLaunchFailure)
-    ENGRAM_SIMT_NAME(cudaErrorNotSupported)
-    ENGRAM_SIMT_NAME(cudaErrorStreamCaptureUnsupported)
-#undef ENGRAM_SIMT_NAME
-    default:
-      return "cudaErrorUnknown";
-  }
-}
-
-const char* cudaGetErrorString(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess:
-      return "no error";
-    case cudaErrorInvalidValue:
-      return "invalid argument";
-    case cudaErrorMemoryAllocation:
-      return "out of memory";
-    case cudaErrorNoDevice:
-      return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice:
-      return "invalid device ordinal";
-    case cudaErrorIllegalAddress:
-      return "an illegal memory access was encountered";
-    case cudaErrorLaunchFailure:
-      return "unspecified launch failure";
-    case cudaErrorNotSupported:
-      return "operation not supported";
-    default:
-      return cudaGetErrorName(error);
-  }
-}
-
 cudaError_t cudaGetLastError() {
   const cudaError_t error = cudaPeekAtLastError();
   last_error = cudaSuccess;
@@ -278,66 +221,6 @@ cudaError_t cudaGetLastError() {
 }
 
 cudaError_t cudaPeekAtLastError() { return broken != cudaSuccess ? broken.load() : last_error; }
-
-cudaError_t cudaDriverGetVersion(int* version) {
-  *version = kVersion;
-  return Return(cudaSuccess);
-}
-
-cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
-
-cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return Return(cudaSuccess);
-}
-
-cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return Return(cudaSuccess);
-}
-
-cudaError_t cudaSetDevice(int device) { return Return(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
-
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  *properties = {};
-  if (device != 0) return Return(cudaErrorInvalidDevice);
-  strcpy(properties->name, "SIMT executor");
-  strcpy(properties->uuid.bytes, "simt executor");
-  properties->totalGlobalMem = DeviceBytes();
-  properties->sharedMemPerBlock = simt::kDefaultShared;
-  properties->sharedMemPerBlockOptin = simt::kMostShared;
-  properties->major = 9;
-  properties->multiProcessorCount = kMultiprocessors;
-  properties->warpSize = 32;
-  return Return(cudaSuccess);
-}
-
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  if (device != 0) return Return(cudaErrorInvalidDevice);
-  switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock:
-      *value = 1024;
-      break;
-    case cudaDevAttrWarpSize:
-      *value = 32;
-      break;
-    case cudaDevAttrMultiProcessorCount:
-      *value = kMultiprocessors;
-      break;
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = 9;
-      break;
-    case cudaDevAttrComputeCapabilityMinor:
-      *value = 0;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = static_cast<int>(simt::kMostShared);
-      break;
-    default:
-      return Return(cudaErrorInvalidValue);
-  }
-  return Return(cudaSuccess);
-}
 
 cudaError_t cudaDeviceSynchronize() {
   const std::lock_guard lock(streams_mutex);
@@ -373,6 +256,14 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
 
 cudaError_t cudaHostUnregister(void* memory) {
   return Return(Forget(memory, Memory::kRegistered) != 0 ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaHostGetDevicePointer(void** on_device, void* memory, unsigned) {
+  const std::lock_guard lock(state_mutex);
+  const auto* region = Find(memory);
+  const bool reached = region != nullptr && region->second.kind != Memory::kDevice;
+  *on_device = reached ? memory : nullptr;
+  return Return(reached ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) { return Return(cudaErrorNotSupported); }
@@ -439,6 +330,14 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return Return(cudaSuccess);
 }
 
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (stream == cudaStreamPerThread) return Return(cudaSuccess);
+  if (!Known(stream)) return Return(cudaErrorInvalidResourceHandle);
+  if (stream == nullptr) return Return(cudaSuccess);
+  const std::lock_guard lock(stream->mutex);
+  return Return(stream->queue.empty() ? cudaSuccess : cudaErrorNotReady);
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   if (!Known(stream)) return Return(cudaErrorInvalidResourceHandle);
   if (Captures(stream)) return Return(cudaErrorStreamCaptureUnsupported);
@@ -503,7 +402,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   return Return(cudaSuccess);
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   *exec = new CUgraphExec_st{std::make_shared<const std::vector<Work>>(graph->nodes)};
   return Return(cudaSuccess);
 }
@@ -528,6 +427,12 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 
 namespace simt {
+
+cudaError_t Return(cudaError_t error) {
+  if (broken != cudaSuccess) error = broken;
+  if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
+  return error;
+}
 
 cudaError_t SetFunctionAttribute(const void* function, cudaFuncAttribute attribute, int value) {
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return Return(cudaSuccess);

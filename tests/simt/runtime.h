@@ -3,6 +3,8 @@
 // they are done. One device; its memory is the host's, SIMT_DEVICE_BYTES of it (4 GiB unless said). Names and numbers
 // are CUDA's.
 //
+// SIMT_DEVICES=0: no device; SIMT_DRIVER=0: no driver; SIMT_COMPUTE_MAJOR: of the device (9).
+//
 // SIMT_FAIL_AFTER=n breaks the context at the n-th kernel that runs, counted from 1: it and everything after it return
 // cudaErrorIllegalAddress.
 #pragma once
@@ -13,6 +15,9 @@
 
 #include "tests/simt/device.h"
 
+#define CUDART_VERSION 13000
+#define CUDA_IPC_HANDLE_SIZE 64
+
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
@@ -21,14 +26,21 @@ enum cudaError_t {
   cudaErrorInvalidConfiguration = 9,
   cudaErrorInvalidDevicePointer = 17,
   cudaErrorInsufficientDriver = 35,
+  cudaErrorDevicesUnavailable = 46,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
+  cudaErrorDeviceUninitialized = 201,
   cudaErrorECCUncorrectable = 214,
+  cudaErrorNvlinkUncorrectable = 220,
+  cudaErrorContained = 226,
   cudaErrorInvalidResourceHandle = 400,
+  cudaErrorIllegalState = 401,
   cudaErrorNotReady = 600,
   cudaErrorIllegalAddress = 700,
   cudaErrorLaunchOutOfResources = 701,
   cudaErrorLaunchTimeout = 702,
+  cudaErrorContextIsDestroyed = 709,
+  cudaErrorAssert = 710,
   cudaErrorHostMemoryAlreadyRegistered = 712,
   cudaErrorHostMemoryNotRegistered = 713,
   cudaErrorHardwareStackError = 714,
@@ -37,10 +49,13 @@ enum cudaError_t {
   cudaErrorInvalidAddressSpace = 717,
   cudaErrorInvalidPc = 718,
   cudaErrorLaunchFailure = 719,
+  cudaErrorTensorMemoryLeak = 721,
   cudaErrorNotSupported = 801,
+  cudaErrorMpsRpcFailure = 806,
+  cudaErrorMpsClientTerminated = 810,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureInvalidated = 901,
-  cudaErrorIllegalState = 401,
+  cudaErrorExternalDevice = 911,
   cudaErrorUnknown = 999,
 };
 
@@ -48,6 +63,7 @@ using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
+inline const auto cudaStreamPerThread = reinterpret_cast<cudaStream_t>(2);  // for cudaStreamQuery only: always idle
 
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost,
@@ -76,6 +92,7 @@ enum cudaFuncAttribute {
 enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
 
 inline constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
+inline constexpr unsigned cudaDeviceScheduleBlockingSync = 4;
 inline constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
 inline constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2;
 inline constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2,
@@ -124,6 +141,7 @@ cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
+cudaError_t cudaSetDeviceFlags(unsigned flags);  // without effect
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceSynchronize();
@@ -136,6 +154,7 @@ cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void* memory);
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void* memory);
+cudaError_t cudaHostGetDevicePointer(void** on_device, void* memory, unsigned flags);  // the same address
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory);  // cudaErrorNotSupported, all three
 cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t handle, unsigned flags);
 cudaError_t cudaIpcCloseMemHandle(void* memory);
@@ -158,6 +177,7 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);  // after what it still has to do
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
@@ -170,7 +190,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
 // cudaErrorStreamCaptureUnsupported.
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags = 0);
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);

@@ -101,7 +101,7 @@ TEST_F(Runtime, AGraphIsRecordedAndReplayed) {
   ASSERT_EQ(cudaMemcpyAsync(pinned_, device_, kBytes, cudaMemcpyDefault, stream_), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaErrorStreamCaptureUnsupported);
   ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiateWithFlags(&exec, graph, 0), cudaSuccess);
   ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   EXPECT_EQ(pinned_[5], 5);  // captured, not run
