@@ -56,6 +56,14 @@ class RegionStoreTest : public ::testing::Test {
   absl::Time now_ = absl::UnixEpoch();
 };
 
+TEST(RegionStore, WithoutDeviceMemoryThereAreNoRegionsOnADevice) {
+  RegionStore store({.memory_bytes = 4 * kPage});
+  const auto grant = store.Reserve("p", 1, RegionPlace::kDevice);
+  ASSERT_FALSE(grant.ok());
+  EXPECT_EQ(ReasonOf(grant.status()), Reason::kRegionsOff);
+  EXPECT_TRUE(store.Reserve("p", 1).ok());
+}
+
 TEST(RegionTest, OffsetsAndLengthsThatWrapAreOutside) {
   const auto region = Region::Create(4 * kPage);
   ASSERT_TRUE(region.ok()) << region.status();
