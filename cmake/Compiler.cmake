@@ -9,7 +9,7 @@ endif()
 find_package(Threads REQUIRED)
 
 # The update is t = g*v rounded, then h + t rounded (docs/numerics.md): the compiler must not fuse them.
-add_compile_options(-ffp-contract=off)
+add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off>)
 
 if(ENGRAM_SANITIZE)
   add_compile_options(-fsanitize=${ENGRAM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
@@ -19,7 +19,11 @@ if(ENGRAM_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
+# The root of the sources, also where kernels are built by a project of their own (kernels/cuda/check).
+get_filename_component(ENGRAM_SOURCE_DIR ${CMAKE_CURRENT_LIST_DIR} DIRECTORY)
+
 function(engram_own target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
-  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror>)
+  target_include_directories(${target} PUBLIC ${ENGRAM_SOURCE_DIR})
 endfunction()

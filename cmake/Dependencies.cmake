@@ -18,7 +18,3 @@ if(ENGRAM_BUILD_TESTS)
   find_package(GTest 1.11 REQUIRED)
   find_package(benchmark 1.6 REQUIRED)
 endif()
-
-if(ENGRAM_CUDA)
-  find_package(CUDAToolkit 12.0 REQUIRED)
-endif()

@@ -51,11 +51,13 @@ __global__ void __launch_bounds__(kTileWarps* kWarp)
   if (tile_row * kTileOutputs >= count) return;
   uint8_t* const to = tiles + (first / kTileOutputs * row_blocks + tile) * kQ2KTileBytes;
   uint32_t scales[2] = {0, 0}, ds[2] = {0, 0};
+  ENGRAM_UNROLL
   for (int r = 0; r < 2; ++r) {
     uint32_t words[kSpans] = {0, 0, 0, 0};
     const int64_t output = tile_row * kTileOutputs + group + 8 * r;
     if (output < count) {
       const uint8_t* const block = blocks + (output * row_blocks + tile % row_blocks) * kQ2KBlockBytes;
+      ENGRAM_UNROLL
       for (int span = 0; span < kSpans; ++span) {
         words[span] = CodeWord(block, 4 * span + quad);
         scales[r] |= static_cast<uint32_t>(block[4 * span + quad]) << (8 * span);
