@@ -61,7 +61,10 @@ Region::Region(int fd, char* data, int64_t bytes, DeviceMemory device)
     : fd_(fd), data_(data), bytes_(bytes), device_(std::move(device)) {}
 
 Region::~Region() {
-  if (fd_ < 0) return device_.free();
+  if (fd_ < 0) {
+    device_.free();
+    return;
+  }
   ::munmap(data_, static_cast<size_t>(bytes_));
   ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes_);
   ::close(fd_);

@@ -36,7 +36,7 @@ enum class RegionPlace { kHost, kDevice };
 struct RegionOptions {
   int64_t memory_bytes = int64_t{1} << 30;  // of all regions and grants in the host's memory
   int64_t device_memory_bytes = 0;          // likewise on the device; 0: none there
-  DeviceMemorySource device_memory;         // needed where device_memory_bytes is not 0
+  DeviceMemorySource device_memory = {};    // needed where device_memory_bytes is not 0
   // Regions and grants of one principal. A worker needs one; each is two descriptors and a slot in the listener's poll.
   int64_t max_per_principal = 256;
   absl::Duration token_ttl = absl::Seconds(10);
