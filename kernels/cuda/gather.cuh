@@ -79,11 +79,13 @@ __global__ void __launch_bounds__(kGatherWarps* kWarp)
 constexpr int64_t GatherBlocks(int64_t count) { return (count + kRowsPerBlock - 1) / kRowsPerBlock; }
 
 cudaError_t GatherRows(const GatherCall& call, Bf16* out, cudaStream_t stream) {
+  if (call.count < 0) return cudaErrorInvalidValue;
   return Launch(&GatherRowsKernel, GatherBlocks(call.count), kGatherWarps * kWarp, 0, stream,
                 reinterpret_cast<const uint32_t*>(call.table), call.ids, call.count, reinterpret_cast<uint4*>(out));
 }
 
 cudaError_t CopyRows(const GatherCall& call, uint8_t* out, cudaStream_t stream) {
+  if (call.count < 0) return cudaErrorInvalidValue;
   return Launch(&CopyRowsKernel, GatherBlocks(call.count), kGatherWarps * kWarp, 0, stream,
                 reinterpret_cast<const uint32_t*>(call.table), call.ids, call.count, reinterpret_cast<uint32_t*>(out));
 }

@@ -11,7 +11,7 @@
 #include "kernels/kernels.h"
 #include "kernels/scalar.h"
 #include "tests/kernels/twins.h"
-#include "tests/simt/order.h"
+#include "tests/simt/executor.h"
 
 namespace engram::kernels::cuda {
 namespace {
@@ -60,7 +60,7 @@ struct Result {
 enum class Place { kApart, kInPlace, kGatesOnly };
 
 // `misaligned`: values that the highway and its output begin behind a multiple of 16 bytes.
-Result Run(const Problem& problem, Place place, int64_t misaligned = 0) {
+Result Gated(const Problem& problem, Place place, int64_t misaligned = 0) {
   const auto shift = static_cast<size_t>(misaligned * HighwayBytesPerValue(problem.type));
   std::vector<uint8_t> highway(shift + problem.highway.size()), out(shift + problem.highway.size(), 0xFF);
   std::memcpy(highway.data() + shift, problem.highway.data(), problem.highway.size());
@@ -69,7 +69,7 @@ Result Run(const Problem& problem, Place place, int64_t misaligned = 0) {
   std::vector<GateToken> tokens;
   for (int64_t t = 0; t < problem.tokens; ++t) {
     uint8_t* const h = highway.data() + shift + t * problem.token_bytes();
-    void* const to = place == Place::kInPlace   ? h
+    void* const to = place == Place::kInPlace ? h
                      : place == Place::kApart ? out.data() + shift + t * problem.token_bytes()
                                               : nullptr;
     tokens.push_back({problem.kv.data() + t * problem.dim * (problem.copies + 1), h, to,
@@ -77,7 +77,8 @@ Result Run(const Problem& problem, Place place, int64_t misaligned = 0) {
   }
   EXPECT_EQ(ApplyGate(problem.weights(), {tokens.data(), problem.tokens, problem.type}, nullptr), cudaSuccess);
   if (place != Place::kInPlace) {
-    EXPECT_EQ(std::memcmp(highway.data() + shift, problem.highway.data(), problem.highway.size()), 0) << "input written";
+    EXPECT_EQ(std::memcmp(highway.data() + shift, problem.highway.data(), problem.highway.size()), 0)
+        << "input written";
   }
   const std::vector<uint8_t>& written = place == Place::kInPlace ? highway : out;
   result.highway.assign(written.begin() + static_cast<int64_t>(shift), written.end());
@@ -140,7 +141,7 @@ TEST(CudaGate, RightForEveryDimCopiesAndType) {
   for (const HighwayType type : kTypes) {
     for (const int64_t dim : {1, 7, 8, 16, 33, 515, 2056, 12296}) {
       const Problem problem = RandomProblem(random, 3, 1 + static_cast<int>(dim) % kMaxCopies, dim, type);
-      ExpectRight(problem, Run(problem, Place::kApart));
+      ExpectRight(problem, Gated(problem, Place::kApart));
     }
   }
 }
@@ -150,16 +151,17 @@ TEST(CudaGate, PlaceAlignmentAndOrderOfThreadsChangeNoBit) {
   for (const HighwayType type : kTypes) {
     Problem problem = RandomProblem(random, 5, 4, 72, type);
     problem.mask = {1, 0, 1, 1, 0};
-    const Result expected = Run(problem, Place::kApart);
+    const Result expected = Gated(problem, Place::kApart);
     ExpectRight(problem, expected);
     simt::ForEachOrder([&] {
       for (const int64_t misaligned : {0, 1, 4}) {
-        const Result apart = Run(problem, Place::kApart, misaligned), in_place = Run(problem, Place::kInPlace, misaligned);
+        const Result apart = Gated(problem, Place::kApart, misaligned),
+                     in_place = Gated(problem, Place::kInPlace, misaligned);
         ASSERT_EQ(apart.highway, expected.highway);
         ASSERT_EQ(in_place.highway, expected.highway);
         ASSERT_EQ(apart.gates, expected.gates);
         ASSERT_EQ(in_place.gates, expected.gates);
-        const Result gates_only = Run(problem, Place::kGatesOnly, misaligned);
+        const Result gates_only = Gated(problem, Place::kGatesOnly, misaligned);
         ASSERT_EQ(gates_only.gates, expected.gates);
         ASSERT_EQ(gates_only.highway, std::vector<uint8_t>(problem.highway.size(), 0xFF));
       }
@@ -173,11 +175,11 @@ TEST(CudaGate, MaskedTokensKeepTheirBytesAndNansStayWhereTheyAre) {
     Problem problem = RandomProblem(random, 4, 2, 40, type);
     problem.mask = {1, 0, 1, 1};
     const float nan = std::numeric_limits<float>::quiet_NaN();
-    PutValue(problem, 0 * 80 + 3, nan);        // token 0, copy 0: a live one
-    PutValue(problem, 1 * 80 + 3, nan);        // a masked one
+    PutValue(problem, 0 * 80 + 3, nan);  // token 0, copy 0: a live one
+    PutValue(problem, 1 * 80 + 3, nan);  // a masked one
     PutValue(problem, 1 * 80 + 50, -0.0f);
     problem.kv[static_cast<size_t>(2 * 120 + 85)] = 0x7FC0;  // token 2's value
-    const Result result = Run(problem, Place::kApart);
+    const Result result = Gated(problem, Place::kApart);
     ExpectRight(problem, result);
     EXPECT_TRUE(std::isnan(result.gates[0]));
     EXPECT_FALSE(std::isnan(result.gates[1])) << "copies do not share a norm";
@@ -195,14 +197,14 @@ TEST(CudaGate, Corners) {
       problem.kv[static_cast<size_t>(64 + i)] = Bf16FromF32(i % 2 == 0 ? 1.0f : -1.0f);
       PutValue(problem, 32 + i, 3.0f);
     }
-    ExpectRight(problem, Run(problem, Place::kApart));
+    ExpectRight(problem, Gated(problem, Place::kApart));
   }
 }
 
 TEST(CudaGate, EveryTokenHasItsOwnPlace) {
   Random random(12);
   const Problem problem = RandomProblem(random, 3, 2, 24, HighwayType::kF32);
-  const Result expected = Run(problem, Place::kApart);
+  const Result expected = Gated(problem, Place::kApart);
   // Token 2 first, without gates; token 0 in memory of its own.
   std::vector<uint8_t> out(problem.highway.size(), 0xFF);
   std::vector<Bf16> kv_of_0(problem.kv.begin(), problem.kv.begin() + 72);

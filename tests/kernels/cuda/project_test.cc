@@ -10,7 +10,7 @@
 #include "kernels/kernels.h"
 #include "kernels/scalar.h"
 #include "tests/kernels/twins.h"
-#include "tests/simt/order.h"
+#include "tests/simt/executor.h"
 
 namespace engram::kernels::cuda {
 namespace {
@@ -43,8 +43,8 @@ Weights RandomWeights(Random& random, int64_t outputs, int64_t blocks) {
   // In two parts, as the loader does with its buffers.
   const int64_t first_part = outputs / 32 * 16;
   for (const auto& [first, count] : {std::pair{int64_t{0}, first_part}, std::pair{first_part, outputs - first_part}}) {
-    EXPECT_EQ(TileQ2K(weights.q2k.data() + first * blocks * kQ2KBlockBytes, first, count, weights.tiled(TileSource::kQ2K),
-                      weights.q2k_tiles.data(), nullptr),
+    EXPECT_EQ(TileQ2K(weights.q2k.data() + first * blocks * kQ2KBlockBytes, first, count,
+                      weights.tiled(TileSource::kQ2K), weights.q2k_tiles.data(), nullptr),
               cudaSuccess);
     EXPECT_EQ(TileBf16(weights.bf16.data() + first * weights.inputs, first, count, weights.tiled(TileSource::kBf16),
                        weights.bf16_tiles.data(), nullptr),
@@ -59,7 +59,8 @@ std::vector<Bf16> RandomX(Random& random, int64_t values) {
   return x;
 }
 
-std::vector<Bf16> Run(const Weights& weights, TileSource source, const Bf16* x, int64_t tokens, int multiprocessors = 3) {
+std::vector<Bf16> Kv(const Weights& weights, TileSource source, const Bf16* x, int64_t tokens,
+                     int multiprocessors = 3) {
   // Exactly as long as it has to be: the sanitizer sees a byte more.
   const std::vector<Bf16> input(x, x + tokens * weights.inputs);
   std::vector<Bf16> kv(static_cast<size_t>(tokens * weights.outputs), 0xFFFF);
@@ -105,13 +106,13 @@ TEST(CudaProject, NearExactAndTheSameBitsForEveryNumberOfTokensAndBothSources) {
   for (const auto& [outputs, blocks] : {std::pair{1, 1}, std::pair{16, 2}, std::pair{40, 3}, std::pair{70, 9}}) {
     const Weights weights = RandomWeights(random, outputs, blocks);
     const std::vector<Bf16> x = RandomX(random, 65 * weights.inputs);
-    const std::vector<Bf16> all = Run(weights, TileSource::kQ2K, x.data(), 65);
+    const std::vector<Bf16> all = Kv(weights, TileSource::kQ2K, x.data(), 65);
     ExpectNearExact(weights, x, all);
     for (const int64_t tokens : TokenCounts()) {
       if (outputs * blocks > 300 && tokens > 3 && tokens != 17 && tokens != 33) continue;
       const std::vector<Bf16> expected(all.begin(), all.begin() + tokens * outputs);
-      ASSERT_EQ(Run(weights, TileSource::kQ2K, x.data(), tokens), expected) << tokens << " tokens of Q2_K";
-      ASSERT_EQ(Run(weights, TileSource::kBf16, x.data(), tokens), expected) << tokens << " tokens of bf16";
+      ASSERT_EQ(Kv(weights, TileSource::kQ2K, x.data(), tokens), expected) << tokens << " tokens of Q2_K";
+      ASSERT_EQ(Kv(weights, TileSource::kBf16, x.data(), tokens), expected) << tokens << " tokens of bf16";
     }
   }
 }
@@ -121,10 +122,10 @@ TEST(CudaProject, NeitherTheGridNorTheOrderOfThreadsChangesABit) {
   const Weights weights = RandomWeights(random, 100, 2);
   for (const int64_t tokens : {3, 12, 20, 40}) {
     const std::vector<Bf16> x = RandomX(random, tokens * weights.inputs);
-    const std::vector<Bf16> expected = Run(weights, TileSource::kQ2K, x.data(), tokens, 1);
+    const std::vector<Bf16> expected = Kv(weights, TileSource::kQ2K, x.data(), tokens, 1);
     simt::ForEachOrder([&] {
       for (const int multiprocessors : {1, 2, 7, 200}) {
-        ASSERT_EQ(Run(weights, TileSource::kQ2K, x.data(), tokens, multiprocessors), expected)
+        ASSERT_EQ(Kv(weights, TileSource::kQ2K, x.data(), tokens, multiprocessors), expected)
             << tokens << " tokens on " << multiprocessors;
       }
     });
@@ -136,9 +137,9 @@ TEST(CudaProject, ANanInOneTokenStaysInIt) {
   const Weights weights = RandomWeights(random, 20, 1);
   for (const int64_t tokens : {5, 20}) {
     std::vector<Bf16> x = RandomX(random, tokens * weights.inputs);
-    const std::vector<Bf16> clean = Run(weights, TileSource::kQ2K, x.data(), tokens);
+    const std::vector<Bf16> clean = Kv(weights, TileSource::kQ2K, x.data(), tokens);
     x[static_cast<size_t>(2 * weights.inputs + 100)] = 0x7FC0;
-    const std::vector<Bf16> kv = Run(weights, TileSource::kQ2K, x.data(), tokens);
+    const std::vector<Bf16> kv = Kv(weights, TileSource::kQ2K, x.data(), tokens);
     for (int64_t i = 0; i < tokens * weights.outputs; ++i) {
       const Bf16 value = kv[static_cast<size_t>(i)];
       if (i / weights.outputs == 2) {

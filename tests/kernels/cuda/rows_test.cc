@@ -10,7 +10,7 @@
 #include "kernels/kernels.h"
 #include "kernels/scalar.h"
 #include "tests/kernels/twins.h"
-#include "tests/simt/order.h"
+#include "tests/simt/executor.h"
 
 namespace engram::kernels::cuda {
 namespace {
@@ -58,7 +58,8 @@ TEST(CudaRows, AnyNumberOfThemWithAbsentAndRepeatedIds) {
   const std::vector<uint8_t> table = RandomQ2K(random, table_rows);
   for (const int64_t count : {1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 200}) {
     std::vector<int64_t> ids;
-    for (int64_t i = 0; i < count; ++i) ids.push_back(Below(random, table_rows + 6) - 6 < 0 ? -1 : Below(random, table_rows));
+    for (int64_t i = 0; i < count; ++i)
+      ids.push_back(Below(random, table_rows + 6) - 6 < 0 ? -1 : Below(random, table_rows));
     ids.back() = table_rows - 1;
     ExpectRows(table.data(), ids);
   }
@@ -110,7 +111,9 @@ TEST(CudaRows, TheLastRowsOfATableBeyondFourGibibytes) {
 
 TEST(CudaRows, NoneIsNoLaunch) {
   EXPECT_EQ(GatherRows({nullptr, nullptr, 0}, nullptr, nullptr), cudaSuccess);
+  EXPECT_EQ(CopyRows({nullptr, nullptr, 0}, nullptr, nullptr), cudaSuccess);
   EXPECT_EQ(GatherRows({nullptr, nullptr, -1}, nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(CopyRows({nullptr, nullptr, -1}, nullptr, nullptr), cudaErrorInvalidValue);
 }
 
 }  // namespace
