@@ -28,8 +28,8 @@ struct DeviceMemory {
 
 inline constexpr int64_t kDeviceHandleBytes = 64;
 
-// Makes device memory of so many bytes, all zeros: what stood there before may be another worker's. RESOURCE_EXHAUSTED,
-// with the device's reason, where there is none.
+// Makes device memory of so many bytes, all zeros: what stood there before may be another worker's. RESOURCE_EXHAUSTED
+// where there is none; any error names the call that failed.
 using DeviceMemorySource = std::function<absl::StatusOr<DeviceMemory>(int64_t bytes)>;
 
 // A driver may put several small allocations into one block of 2 MiB, and a handle opens the whole block: regions are

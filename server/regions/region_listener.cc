@@ -193,7 +193,7 @@ bool RegionListener::Answer(Connection& connection) {
   absl::StatusOr<ClaimedRegion> claimed = store_.Claim(connection.token);
   connection.token.clear();
   if (!claimed.ok()) {
-    if (absl::IsResourceExhausted(claimed.status())) {
+    if (!absl::IsNotFound(claimed.status())) {
       Log(LogLevel::kWarning, "no memory for a region",
           {{"why", std::string(claimed.status().message())}, {"peer", PeerOf(connection.fd)}});
       SendByte(connection.fd, kNoMemory, nullptr);

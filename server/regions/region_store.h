@@ -80,8 +80,9 @@ class RegionStore {
                                       RegionPlace place = RegionPlace::kHost);
 
   // Makes the region that the token was given for, once. NOT_FOUND for anything that is not a good token;
-  // RESOURCE_EXHAUSTED where the system or the device has no memory, and then the token is used up. Takes as long as
-  // the system needs to clear the memory (a second for 2 GB or so): not for threads that calls wait for.
+  // RESOURCE_EXHAUSTED where the system or the device has no memory, or what else the device says, and then the token
+  // is used up. Takes as long as the system needs to clear the memory (a second for 2 GB or so): not for threads that
+  // calls wait for.
   absl::StatusOr<ClaimedRegion> Claim(absl::string_view token);
 
   // RefuseRegion() for one that is not this principal's.

@@ -182,6 +182,22 @@ int Free(void* memory) {
   return kOk;
 }
 
+// To this process alone: its address.
+int ExportMemory(void* memory, uint8_t* handle) {
+  Memory& device = DeviceMemory();
+  const std::lock_guard<std::mutex> lock(device.mutex);
+  if (device.blocks.count(memory) == 0) return kInvalidValue;
+  std::memcpy(handle, &memory, sizeof memory);
+  return kOk;
+}
+
+int OpenMemory(const uint8_t* handle, void** memory) {
+  Memory& device = DeviceMemory();
+  const std::lock_guard<std::mutex> lock(device.mutex);
+  std::memcpy(memory, handle, sizeof *memory);
+  return device.blocks.count(*memory) == 0 ? kInvalidValue : kOk;
+}
+
 int AllocatePinned(int64_t bytes, void** memory) {
   *memory = std::aligned_alloc(64, static_cast<size_t>((bytes + 63) / 64 * 64));
   return *memory == nullptr ? kNoMemory : kOk;
@@ -193,6 +209,7 @@ int Info(int device, DeviceInfo* info) {
   std::strcpy(info->name, "the host, as a device");
   info->compute_major = static_cast<int>(FromEnvironment("SIMT_COMPUTE_MAJOR", 9));
   info->multiprocessors = 4;
+  std::memcpy(info->uuid, "the host's uuid.", sizeof info->uuid);
   info->total_bytes = TotalBytes();
   Memory& memory = DeviceMemory();
   const std::lock_guard<std::mutex> lock(memory.mutex);
@@ -404,9 +421,9 @@ Module MakeModule() {
   m.free_pinned = [](void* memory) -> int { return std::free(memory), kOk; };
   m.pin = [](void*, int64_t) -> int { return kOk; };
   m.unpin = [](void*) -> int { return kOk; };
-  m.export_memory = [](void*, uint8_t*) -> int { return kInvalidValue; };
-  m.open_memory = [](const uint8_t*, void**) -> int { return kInvalidValue; };
-  m.close_memory = [](void*) -> int { return kInvalidValue; };
+  m.export_memory = ExportMemory;
+  m.open_memory = OpenMemory;
+  m.close_memory = [](void*) -> int { return kOk; };
   m.create_stream = [](CUstream_st** stream) -> int { return *stream = new CUstream_st, kOk; };
   m.destroy_stream = [](CUstream_st* stream) -> int { return delete stream, kOk; };
   m.wait_stream = [](CUstream_st* stream) -> int { return stream->Await(), broken ? kBroken : kOk; };
