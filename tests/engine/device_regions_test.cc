@@ -50,8 +50,8 @@ class DeviceRegionsTest : public ::testing::Test {
         *model_, {.max_batch_tokens = kBatch, .prepare_memory_bytes = 1 << 20, .device_region_bytes = 8 << 20},
         device_->module());
     ASSERT_TRUE(plan.ok()) << plan.status();
-    auto backend = CudaBackend::Create(device_, model_, *plan,
-                                       {.max_batch_tokens = kBatch, .prepare_memory_bytes = 1 << 20});
+    auto backend =
+        CudaBackend::Create(device_, model_, *plan, {.max_batch_tokens = kBatch, .prepare_memory_bytes = 1 << 20});
     ASSERT_TRUE(backend.ok()) << backend.status();
     backend_ = *std::move(backend);
     auto region = backend_->device_region_source()(4 << 20);
@@ -267,7 +267,8 @@ void NoteToucher(int signal, siginfo_t* info, void*) {
 
 // What a device's address means to it, only its threads (here a stream's) know: on a GPU, any other would be SIGSEGV.
 TEST_F(DeviceRegionsTest, NoThreadOfTheHostsTouchesARegion) {
-  struct sigaction handler {}, was {};
+  struct sigaction handler {
+  }, was{};
   handler.sa_sigaction = NoteToucher;
   handler.sa_flags = SA_SIGINFO;
   sigemptyset(&handler.sa_mask);

@@ -3,7 +3,8 @@
 // and kernels happen later and in another thread, so whoever forgets to wait reads what is not there yet.
 //
 // SIMT_DEVICE_BYTES: of the device's memory (1 GiB); SIMT_FAIL_AFTER: after so many copies and kernels, each fails, and
-// the context is broken; SIMT_DEVICES: how many there are (1); SIMT_DRIVER=0: no driver.
+// the context is broken; SIMT_DEVICES: how many there are (1); SIMT_DRIVER=0: no driver; SIMT_IPC=0: memory is exported
+// to nobody.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -41,7 +42,7 @@ using engram::kernels::cuda::Module;
 using engram::kernels::cuda::TiledWeights;
 using engram::kernels::cuda::TileSource;
 
-enum Error : int { kOk = 0, kInvalidValue = 1, kNoMemory = 2, kNoDevice = 100, kBroken = 700 };
+enum Error : int { kOk = 0, kInvalidValue = 1, kNoMemory = 2, kNoDevice = 100, kBroken = 700, kNotSupported = 801 };
 
 constexpr int64_t kPadding = 16;  // tokens, of a GEMM
 
@@ -186,6 +187,7 @@ int Free(void* memory) {
 int ExportMemory(void* memory, uint8_t* handle) {
   Memory& device = DeviceMemory();
   const std::lock_guard<std::mutex> lock(device.mutex);
+  if (FromEnvironment("SIMT_IPC", 1) == 0) return kNotSupported;
   if (device.blocks.count(memory) == 0) return kInvalidValue;
   std::memcpy(handle, &memory, sizeof memory);
   return kOk;
@@ -398,6 +400,8 @@ Module MakeModule() {
         return "no CUDA-capable device is detected";
       case kBroken:
         return "an illegal memory access was encountered";
+      case kNotSupported:
+        return "operation not supported";
       default:
         return "invalid argument";
     }

@@ -376,6 +376,8 @@ cudaError_t cudaHostUnregister(void* memory) {
 }
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory) {
+  const char* ipc = getenv("SIMT_IPC");
+  if (ipc != nullptr && strcmp(ipc, "0") == 0) return Return(cudaErrorNotSupported);
   const std::lock_guard lock(state_mutex);
   const auto region = regions.find(reinterpret_cast<uintptr_t>(memory));
   if (region == regions.end() || region->second.kind != Memory::kDevice) return Return(cudaErrorInvalidValue);
