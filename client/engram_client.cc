@@ -231,6 +231,7 @@ absl::StatusOr<int64_t> Client::Release(const engram::client::Prepared& prepared
 absl::StatusOr<std::unique_ptr<SharedRegion>> Client::OpenRegion(const RegionOptions& options) {
   std::map<std::string, v1::OpenRegionRequest> requests;
   requests[options.replica].set_bytes(options.bytes);
+  requests[options.replica].set_on_device(options.on_device);
   std::string replica;
   const auto responses =
       CallEach<v1::OpenRegionResponse>("/engram.v1.EngramService/OpenRegion", requests, options.timeout, &replica);
@@ -246,6 +247,8 @@ absl::StatusOr<std::unique_ptr<SharedRegion>> Client::OpenRegion(const RegionOpt
   claim.socket = options.socket.empty() ? response->socket() : options.socket;
   claim.bytes = response->bytes();
   claim.replica = replica;
+  claim.on_device = options.on_device;
+  claim.device_uuid = response->device_uuid();
   return SharedRegion::Fetch(claim, options.timeout);
 }
 

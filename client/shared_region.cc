@@ -18,7 +18,9 @@ namespace engram::client {
 namespace {
 
 constexpr char kRegionComes = 1;
+constexpr char kDeviceRegionComes = 2;
 constexpr char kNoMemory = 0;
+constexpr size_t kIpcHandleBytes = 64;
 
 class Descriptor {
  public:
@@ -91,11 +93,35 @@ absl::StatusOr<Descriptor> Receive(const RegionClaim& claim, int connection) {
   return std::move(came.front());
 }
 
+// The handle of a region on the device, behind one byte.
+absl::StatusOr<std::string> ReceiveHandle(const RegionClaim& claim, int connection) {
+  std::string came(1 + kIpcHandleBytes, '\0');
+  size_t have = 0;
+  while (have < came.size()) {
+    const ssize_t got = ::recv(connection, came.data() + have, came.size() - have, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return NoRegion(claim, std::strerror(errno));
+    if (got == 0) return NoRegion(claim, "it was closed: another server's, or the token came too late");
+    have += static_cast<size_t>(got);
+    if (came.front() == kNoMemory) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(claim.replica, " has no device memory for a region of ", claim.bytes));
+    }
+    if (came.front() != kDeviceRegionComes) return NoRegion(claim, "what came is no region on a device");
+  }
+  return came.substr(1);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Fetch(const RegionClaim& claim, absl::Duration timeout) {
   absl::StatusOr<Descriptor> connection = Present(claim, timeout);
   if (!connection.ok()) return connection.status();
+  if (claim.on_device) {
+    absl::StatusOr<std::string> handle = ReceiveHandle(claim, connection->fd());
+    if (!handle.ok()) return handle.status();
+    return std::unique_ptr<SharedRegion>(new SharedRegion(claim, connection->Take(), nullptr, *std::move(handle)));
+  }
   absl::StatusOr<Descriptor> region = Receive(claim, connection->fd());
   if (!region.ok()) return region.status();
   // It must not become shorter than what is mapped: that would be SIGBUS.
@@ -108,16 +134,17 @@ absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Fetch(const RegionCl
   const auto bytes = static_cast<size_t>(claim.bytes);
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, region->fd(), /*offset=*/0);
   if (data == MAP_FAILED) return NoRegion(claim, std::strerror(errno));
-  return std::unique_ptr<SharedRegion>(new SharedRegion(claim, connection->Take(), static_cast<char*>(data), bytes));
+  return std::unique_ptr<SharedRegion>(new SharedRegion(claim, connection->Take(), static_cast<char*>(data), {}));
 }
 
 SharedRegion::~SharedRegion() {
   ::close(connection_);
-  ::munmap(data_, bytes_);
+  if (ipc_handle_.empty()) ::munmap(data_, bytes_);
 }
 
 std::optional<uint64_t> SharedRegion::OffsetOf(absl::Span<const char> bytes) const {
   if (bytes.empty()) return 0;
+  if (data_ == nullptr) return std::nullopt;
   const auto begin = reinterpret_cast<uintptr_t>(data_);
   const auto at = reinterpret_cast<uintptr_t>(bytes.data());
   if (at < begin || bytes.size() > bytes_ || at - begin > bytes_ - bytes.size()) return std::nullopt;

@@ -114,6 +114,12 @@ void Declare(CLI::App& app, ServerOptions& o) {
       ->check(CLI::Range(kMiB, 1024 * kGiB))
       ->type_name("BYTES");
 
+  Flag(app, "--device-region-bytes", o.device_region_bytes,
+       "Likewise of the GPU's memory, for workers on the same GPU, in blocks of 2 MiB; 0: none", shm)
+      ->transform(SizeInBytes())
+      ->check(CLI::Range(int64_t{0}, 1024 * kGiB))
+      ->type_name("BYTES");
+
   const std::string queue = "Queue";
   Flag(app, "--max-queue-tokens", o.max_queue_tokens, "Tokens admitted and not yet answered", queue)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
@@ -195,6 +201,14 @@ std::string Mistake(const ServerOptions& o) {
           "--shm-listen ", o.shm_listen,
           ": expected off or unix:/path (descriptors travel over nothing else), at most 107 bytes of it");
     }
+  }
+  if (o.device_region_bytes > 0 && (o.backend == BackendKind::kCpu || on_host)) {
+    return absl::StrCat("--device-region-bytes ", o.device_region_bytes,
+                        ": the CPU has no memory of a device to share; --backend cuda or auto does");
+  }
+  if (o.device_region_bytes > 0 && o.shm_listen == "off") {
+    return absl::StrCat("--device-region-bytes ", o.device_region_bytes,
+                        ": needs --shm-listen, where workers fetch what they open a region with");
   }
   if (o.max_message_bytes > o.max_queue_bytes) {
     return absl::StrCat("--max-message-bytes ", o.max_message_bytes, " is more than --max-queue-bytes ",

@@ -19,6 +19,7 @@ struct ServerOptions {
   bool insecure = false;
   std::string shm_listen = "off";  // or "unix:/path": shared memory for workers on this host
   int64_t shm_memory_bytes = int64_t{1} << 30;
+  int64_t device_region_bytes = 0;  // the same of the GPU's memory; 0: none
 
   BackendKind backend = BackendKind::kAuto;
   TableHome residency = TableHome::kUnsaid;

@@ -141,7 +141,27 @@ BackendOptions BackendOptionsOf(const ServerOptions& options) {
   backend.threads = options.threads;
   backend.max_batch_tokens = options.max_batch_tokens;
   backend.prepare_memory_bytes = options.prepare_memory_bytes;
+  backend.device_region_bytes = options.device_region_bytes;
   return backend;
+}
+
+static_assert(kDeviceHandleBytes == kernels::cuda::kIpcHandleBytes && kDeviceBlockBytes == kDeviceRegionBlock);
+
+// None on the device of a backend that has none.
+RegionOptions RegionOptionsOf(const ServerOptions& options, const Backend& backend) {
+  RegionOptions regions;
+  regions.memory_bytes = options.shm_memory_bytes;
+  const DeviceRegionSource source = backend.device_region_source();
+  if (source == nullptr) return regions;
+  regions.device_memory_bytes = options.device_region_bytes;
+  regions.device_memory = [source](int64_t bytes) -> absl::StatusOr<DeviceMemory> {
+    absl::StatusOr<DeviceRegion> region = source(bytes);
+    if (!region.ok()) return region.status();
+    char* const data = reinterpret_cast<char*>(region->memory.get());
+    return DeviceMemory{data, std::move(region->handle),
+                        [memory = std::move(region->memory)]() mutable { memory.reset(); }};
+  };
+  return regions;
 }
 
 class RunningServer final : public Server {
@@ -161,7 +181,7 @@ class RunningServer final : public Server {
                   .memory_bytes = options.prepare_memory_bytes,
                   .ttl = absl::Milliseconds(options.ticket_ttl_ms)}),
         staging_(options.max_queue_bytes, serving.backend->staging_source()),
-        regions_({.memory_bytes = options.shm_memory_bytes}),
+        regions_(RegionOptionsOf(options, *serving.backend)),
         engine_(model_, std::move(serving.backend), ShapeOf(*model_), EngineOptions{options.max_batch_tokens},
                 metrics_),
         service_({.model = model_,
@@ -176,7 +196,8 @@ class RunningServer final : public Server {
                   .staging = staging_,
                   .metrics = metrics_,
                   .regions = SharesMemory(options) ? &regions_ : nullptr,
-                  .region_socket = ShmPath(options)}) {
+                  .region_socket = ShmPath(options),
+                  .device_uuid = serving.device_uuid}) {
     metrics_.SetModel(DigestHex(model_->hash_digest()), DigestHex(model_->config_digest()), ContentHex(*model_),
                       engine_.backend().name(), serving.isa, engine_.backend().numerics_id());
     for (const EngramLayer& layer : model_->layers()) {
@@ -303,7 +324,7 @@ class RunningServer final : public Server {
     metrics_.SetStaging(staging.in_use_bytes + prepared.in_use_bytes, staging.idle_bytes + prepared.idle_bytes);
     metrics_.SetTickets(tickets.tickets, tickets.bytes);
     const RegionStats regions = regions_.stats();
-    metrics_.SetRegions(regions.regions, regions.bytes);
+    metrics_.SetRegions(regions.regions, regions.bytes, regions.device_bytes);
     metrics_.SetProcess(ReadProcessUsage());
     metrics_.SetSessions(stats.sessions, stats.bytes, stats.evicted_idle, stats.evicted_memory);
   }

@@ -26,6 +26,16 @@ struct StepTimes {
 using LayerDone = std::function<void(size_t index)>;
 using StepDone = std::function<void(absl::StatusOr<StepTimes> times)>;
 
+// Memory of a backend's device, for a worker on the same device, who opens it by its handle.
+struct DeviceRegion {
+  StagingMemory memory;  // an address of the device's: nothing on the host reads or writes there
+  std::string handle;    // of CUDA: kIpcHandleBytes
+};
+
+// Makes one of so many bytes (> 0), rounded up to whole blocks, all zeros. RESOURCE_EXHAUSTED where the device has no
+// more, INTERNAL with the call that failed. Thread-safe; it and what it makes may outlive the backend.
+using DeviceRegionSource = std::function<absl::StatusOr<DeviceRegion>(int64_t bytes)>;
+
 // Used by one thread at a time, but for what is thread-safe.
 class Backend {
  public:
@@ -56,6 +66,10 @@ class Backend {
 
   // How memory is made that highways and results stand in, so that steps reach it fastest.
   virtual StagingSource staging_source() const { return StagingSource::Ordinary(); }
+
+  // Regions in the memory of its device, which steps read and write where they lie: a slice's `highway` and `out` may
+  // be addresses within one. Empty where there is no device.
+  virtual DeviceRegionSource device_region_source() const { return {}; }
 
   // Not OK: it has met an error that it cannot recover from, and every later step fails with it. Thread-safe.
   virtual absl::Status health() const { return absl::OkStatus(); }

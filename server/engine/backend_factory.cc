@@ -25,7 +25,8 @@ bool TablesOnDevice(const BackendOptions& options) { return options.tables != Ta
 CudaPlanOptions PlanOptions(const BackendOptions& options) {
   return {.max_batch_tokens = options.max_batch_tokens,
           .prepare_memory_bytes = options.prepare_memory_bytes,
-          .tables_on_device = TablesOnDevice(options)};
+          .tables_on_device = TablesOnDevice(options),
+          .device_region_bytes = options.device_region_bytes};
 }
 
 void LogPlan(const CudaDevice& device, const CudaMemoryPlan& plan, int64_t free_bytes) {
@@ -54,6 +55,16 @@ absl::StatusOr<Fit> FitDevice(std::shared_ptr<const CudaDevice> device, const Ba
   return Fit{std::move(device), std::move(plan), std::move(model)};
 }
 
+// One is made and given back: a device or driver that lets no other process in says so at the start, not to a worker.
+absl::Status TryDeviceRegion(const Backend& backend, int64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  const absl::Status made = backend.device_region_source()(kDeviceRegionBlock).status();
+  if (made.ok()) return made;
+  return absl::Status(made.code(),
+                      absl::StrCat("--device-region-bytes ", bytes,
+                                   ": the device shares no memory with other processes: ", made.message()));
+}
+
 absl::StatusOr<Serving> ServeOnDevice(Fit fit, const BackendOptions& options, const LoadModelFn& load) {
   Serving serving;
   serving.model = std::move(fit.model);
@@ -67,9 +78,12 @@ absl::StatusOr<Serving> ServeOnDevice(Fit fit, const BackendOptions& options, co
                                                          .tables_on_device = TablesOnDevice(options),
                                                          .failed = options.failed,
                                                          .broken = options.broken}));
+  RETURN_IF_ERROR(TryDeviceRegion(*serving.backend, options.device_region_bytes));
   serving.tables = TablesOnDevice(options) ? TableHome::kDevice : TableHome::kHost;
   serving.isa = fit.device->architecture();
   serving.memory = fit.plan.items;
+  const kernels::cuda::DeviceInfo& info = fit.device->info();
+  serving.device_uuid.assign(reinterpret_cast<const char*>(info.uuid), sizeof info.uuid);
   return serving;
 }
 
@@ -83,6 +97,10 @@ absl::StatusOr<Serving> ServeOnCpu(const BackendOptions& options, const LoadMode
                                                         .max_batch_tokens = options.max_batch_tokens,
                                                         .keep_prepared_bytes = options.prepare_memory_bytes}));
   serving.isa = twin.instructions;
+  if (options.device_region_bytes > 0) {
+    Log(LogLevel::kWarning, "no device regions: the CPU has no memory of a device",
+        {{"device_region_bytes", absl::StrCat(options.device_region_bytes)}});
+  }
   return serving;
 }
 

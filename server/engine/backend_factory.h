@@ -35,6 +35,7 @@ struct BackendOptions {
   int threads = 1;
   int64_t max_batch_tokens = 1024;
   int64_t prepare_memory_bytes = int64_t{1} << 30;
+  int64_t device_region_bytes = 0;  // of a device's memory, for workers on it: planned, taken when they come
   // As in CudaBackendOptions.
   std::function<void(const absl::Status&)> failed = [](const absl::Status&) {};
   std::function<void(const absl::Status&)> broken = [](const absl::Status&) {};
@@ -49,6 +50,7 @@ struct Serving {
   TableHome tables = TableHome::kRam;
   std::string isa;                           // "avx512", "sm_90"
   std::vector<CudaMemoryPlan::Item> memory;  // of a device; none for the CPU
+  std::string device_uuid;                   // 16 bytes; "" for the CPU
 };
 
 // The backend with its model. kAuto goes on with the CPU where a GPU cannot serve, and logs why in one line; what else

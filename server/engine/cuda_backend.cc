@@ -43,7 +43,8 @@ CudaBackend::CudaBackend(std::shared_ptr<const CudaDevice> device, std::shared_p
       options_(std::move(options)),
       shape_(ShapeOf(*model_)),
       workers_(options_.threads),
-      pinned_(std::make_shared<PinnedSource>(device_)) {}
+      pinned_(std::make_shared<PinnedSource>(device_)),
+      regions_(std::make_shared<DeviceRegions>(device_)) {}
 
 CudaBackend::~CudaBackend() {
   {
@@ -67,6 +68,7 @@ absl::Status CudaBackend::MakeSlots(const CudaMemoryPlan& plan) {
       ASSIGN_OR_RETURN(std::unique_ptr<CudaLane> lane, CudaLane::Make({.device = device_,
                                                                        .model = uploaded_.get(),
                                                                        .pinned = pinned_.get(),
+                                                                       .regions = regions_.get(),
                                                                        .streams = &slot.streams,
                                                                        .shape = shape_},
                                                                       plan.lane));

@@ -27,6 +27,7 @@
 #include "server/engine/cuda_model.h"
 #include "server/engine/cuda_module.h"
 #include "server/engine/device_arena.h"
+#include "server/engine/device_regions.h"
 #include "server/engine/pinned_source.h"
 #include "server/model/engram_model.h"
 
@@ -45,8 +46,8 @@ struct CudaBackendOptions {
 
 class CudaBackend final : public Backend {
  public:
-  // Takes all the memory it will ever use of the device, but for pinned staging memory, and brings the model up. `plan`
-  // is of this model, device and options. RESOURCE_EXHAUSTED, or INTERNAL with the call that failed.
+  // Takes all the memory it will ever use of the device, but for pinned staging memory and regions, and brings the
+  // model up. `plan` is of this model, device and options. RESOURCE_EXHAUSTED, or INTERNAL with the call that failed.
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(std::shared_ptr<const CudaDevice> device,
                                                              std::shared_ptr<const EngramModel> model,
                                                              const CudaMemoryPlan& plan, CudaBackendOptions options);
@@ -56,6 +57,7 @@ class CudaBackend final : public Backend {
   void Start(const Step& step, LayerDone layer_done, StepDone done) override;
   StagingMemory TakePreparedKv(int64_t bytes) override { return prepared_->Take(bytes); }
   StagingSource staging_source() const override { return pinned_->source(); }
+  DeviceRegionSource device_region_source() const override { return regions_->source(); }
   absl::Status health() const override;
   std::string name() const override { return "cuda"; }
   std::string numerics_id() const override { return numerics_id_; }
@@ -93,6 +95,7 @@ class CudaBackend final : public Backend {
   const StepShape shape_;
   kernels::Workers workers_;
   std::shared_ptr<PinnedSource> pinned_;
+  std::shared_ptr<DeviceRegions> regions_;
   std::shared_ptr<DeviceArena> prepared_;
   std::unique_ptr<CudaModel> uploaded_;
   std::string numerics_id_;

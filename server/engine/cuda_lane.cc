@@ -90,21 +90,21 @@ void CudaLane::LayOut(const StepLayer& work) {
       place.packed = packed;
       packed += slice.tokens;
     }
-    int64_t bytes = 0;  // of io
+    place.io = io;
     if (ReadsHighway(slice.form)) {
       (slice.highway_type == HighwayType::kF32 ? gate_f32_ : gate_bf16_) += slice.tokens;
-      bytes = slice.tokens * HighwayBytes(shape, slice.highway_type);
+      LayOutHighway(slice, place);
     } else if (!NeedsKv(slice.form)) {
-      bytes = slice.tokens * OutBytes(shape, slice.form, slice.highway_type, slice.range);
+      place.io_bytes = slice.tokens * OutBytes(shape, slice.form, slice.highway_type, slice.range);
       place.row_ids = row_ids;
       row_ids += slice.tokens * ColumnsOf(slice);
       rows_gathered_ += slice.tokens * ColumnsOf(slice);
     }
-    place.io = io;
-    io += CudaAligned(bytes);
+    io += CudaAligned(place.io_bytes);
     place.bounce = bounce;
     const bool kv_out = slice.form == Form::kKv;
-    bounce += CudaAligned(kv_out ? slice.tokens * OutBytes(shape, slice.form, slice.highway_type, slice.range) : bytes);
+    bounce += CudaAligned(kv_out ? slice.tokens * OutBytes(shape, slice.form, slice.highway_type, slice.range)
+                                 : place.io_bytes);
     bounce += CudaAligned(slice.gates != nullptr ? slice.tokens * shape.copies * 4 : 0);
     bounce += CudaAligned(slice.value != nullptr ? slice.tokens * shape.dim * 2 : 0);
     place.gates = gates;
@@ -112,6 +112,17 @@ void CudaLane::LayOut(const StepLayer& work) {
   }
   gate_begin_ = CudaAligned(row_ids * static_cast<int64_t>(sizeof(int64_t)));
   manifest_bytes_ = gate_begin_ + (gate_f32_ + gate_bf16_) * static_cast<int64_t>(sizeof(GateToken));
+}
+
+void CudaLane::LayOutHighway(const StepSlice& slice, Place& place) const {
+  const int64_t bytes = slice.tokens * HighwayBytes(around_.shape, slice.highway_type);
+  const bool updates = slice.form == Form::kHighway;
+  const bool in = around_.regions->Holds(slice.highway, bytes);
+  const bool out = updates && around_.regions->Holds(slice.out, bytes);
+  uint8_t* const own = io_.data() + place.io;
+  place.highway = in ? static_cast<const uint8_t*>(slice.highway) : own;
+  if (updates) place.out = out ? static_cast<uint8_t*>(slice.out) : own;
+  place.io_bytes = in && (out || !updates) ? 0 : bytes;
 }
 
 void CudaLane::WriteIds(const StepSlice& slice, int layer, int64_t column, int64_t columns, const int64_t* hashed_ids,
@@ -131,14 +142,13 @@ void CudaLane::WriteIds(const StepSlice& slice, int layer, int64_t column, int64
 void CudaLane::WriteGateTokens(const StepSlice& slice, const Place& place, GateToken* to) const {
   const StepShape& shape = around_.shape;
   const auto* kv = reinterpret_cast<const Bf16*>(KvOf(slice, place));
-  uint8_t* highway = io_.data() + place.io;
   const int64_t highway_bytes = HighwayBytes(shape, slice.highway_type);
   auto* gates = reinterpret_cast<float*>(gates_.data()) + place.gates * shape.copies;
   for (int64_t t = 0; t < slice.tokens; ++t) {
     GateToken& token = to[t];
     token.kv = kv + t * shape.kv_values();
-    token.highway = highway + t * highway_bytes;
-    token.out = slice.form == Form::kHighway ? highway + t * highway_bytes : nullptr;
+    token.highway = place.highway + t * highway_bytes;
+    token.out = place.out == nullptr ? nullptr : place.out + t * highway_bytes;
     token.gates = slice.gates == nullptr ? nullptr : gates + t * shape.copies;
     token.live = slice.token_mask == nullptr || slice.token_mask[t] != 0 ? 1 : 0;
   }
@@ -172,15 +182,16 @@ absl::Status CudaLane::Up(const StepLayer& work) {
   }
   for (size_t i = 0; i < work.slices.size(); ++i) {
     const StepSlice& slice = work.slices[i];
-    if (!ReadsHighway(slice.form)) continue;
-    const int64_t bytes = slice.tokens * HighwayBytes(around_.shape, slice.highway_type);
+    uint8_t* const to = io_.data() + places_[i].io;
+    if (!ReadsHighway(slice.form) || places_[i].highway != to) continue;
+    const int64_t bytes = places_[i].io_bytes;
     const void* from = slice.highway;
     if (!around_.pinned->Holds(from, bytes)) {
       uint8_t* bounce = bounce_.data() + places_[i].bounce;
       std::memcpy(bounce, from, static_cast<size_t>(bytes));
       from = bounce;
     }
-    RETURN_IF_ERROR(Check(module().copy(io_.data() + places_[i].io, from, bytes, stream.get()), "copy up"));
+    RETURN_IF_ERROR(Check(module().copy(to, from, bytes, stream.get()), "copy up"));
   }
   return Record(kUpEnd, stream);
 }
@@ -317,11 +328,11 @@ absl::Status CudaLane::Down(const StepLayer& work) {
       RETURN_IF_ERROR(CopyDown(slice.out, kv + slice.range.begin * half, kv_pitch, out_bytes, slice.tokens, bounce));
       bounce += CudaAligned(slice.tokens * out_bytes);
     } else if (ReadsHighway(slice.form) || !NeedsKv(slice.form)) {
-      if (slice.form == Form::kHighway || !NeedsKv(slice.form)) {
-        RETURN_IF_ERROR(CopyDown(slice.out, io_.data() + place.io, out_bytes, out_bytes, slice.tokens, bounce));
+      const uint8_t* from = io_.data() + place.io;
+      if (place.out == from || !NeedsKv(slice.form)) {
+        RETURN_IF_ERROR(CopyDown(slice.out, from, out_bytes, out_bytes, slice.tokens, bounce));
       }
-      bounce +=
-          CudaAligned(slice.tokens * (ReadsHighway(slice.form) ? HighwayBytes(shape, slice.highway_type) : out_bytes));
+      bounce += CudaAligned(place.io_bytes);
     }
     if (slice.gates != nullptr && ReadsHighway(slice.form)) {
       const int64_t bytes = shape.copies * static_cast<int64_t>(sizeof(float));

@@ -2,8 +2,8 @@
 //
 // Row ids and gate descriptors of all tokens are the lane's manifest, one copy. Tokens without a ready kv stand packed
 // by the length of their call (docs/gpu.md), so each path is one launch; the gate is one launch per type of highway.
-// Host memory that the device does not reach goes through a pinned buffer: copied up here by Submit(), down by
-// Finish().
+// A highway in a region of the device is read and written there, and copied nowhere. Host memory that the device does
+// not reach goes through a pinned buffer: copied up here by Submit(), down by Finish().
 //
 // A lane has one layer at a time: Submit(), then Finish(), on any thread.
 #pragma once
@@ -20,6 +20,7 @@
 #include "server/engine/cuda_memory_plan.h"
 #include "server/engine/cuda_model.h"
 #include "server/engine/cuda_resources.h"
+#include "server/engine/device_regions.h"
 #include "server/engine/pinned_source.h"
 #include "server/engine/step.h"
 
@@ -38,6 +39,7 @@ class CudaLane {
     std::shared_ptr<const CudaDevice> device;
     const CudaModel* model = nullptr;
     const PinnedSource* pinned = nullptr;
+    const DeviceRegions* regions = nullptr;
     CudaStreams* streams = nullptr;
     StepShape shape;
   };
@@ -69,11 +71,14 @@ class CudaLane {
 
   // Where a slice's things stand in the lane.
   struct Place {
-    int64_t packed = -1;  // its first token among x and kv; -1: not computed here
-    int64_t io = 0;       // bytes from io_'s begin: its highway, or its rows
-    int64_t bounce = 0;   // bytes from bounce_'s begin: of its highway, or of what comes out
-    int64_t gates = 0;    // its first token among gates_
-    int64_t row_ids = 0;  // its first id among the manifest's, of a rows form
+    int64_t packed = -1;               // its first token among x and kv; -1: not computed here
+    int64_t io = 0;                    // bytes from io_'s begin: its highway, or its rows; io_bytes of them
+    int64_t io_bytes = 0;              // 0: neither, or both the highway and its update are in a region
+    const uint8_t* highway = nullptr;  // where the gate reads it: there, or in a region
+    uint8_t* out = nullptr;            // likewise writes; null: gates alone
+    int64_t bounce = 0;                // bytes from bounce_'s begin: of its highway, or of what comes out
+    int64_t gates = 0;                 // its first token among gates_
+    int64_t row_ids = 0;               // its first id among the manifest's, of a rows form
   };
   struct BounceDown {
     void* to = nullptr;
@@ -92,6 +97,8 @@ class CudaLane {
   const uint8_t* KvOf(const StepSlice& slice, const Place& place) const;  // device memory
 
   void LayOut(const StepLayer& work);
+  // Says of a slice that reads a highway where the gate finds it and puts the update: in a region, or in io_.
+  void LayOutHighway(const StepSlice& slice, Place& place) const;
   void WriteManifest(const StepLayer& work, const int64_t* hashed_ids);
   void WriteIds(const StepSlice& slice, int layer, int64_t column, int64_t columns, const int64_t* hashed_ids,
                 int64_t* to) const;

@@ -103,6 +103,7 @@ absl::StatusOr<CudaMemoryPlan> PlanCudaMemory(const EngramModel& model, const Cu
       {"steps", of_lanes({lane.manifest, lane.io, lane.x, lane.kv, lane.gates})},
       {"gemm_workspace", sizes.Product({kCudaSlots, module.gemm_workspace_bytes()})},
       {"prepared", sizes.Aligned(options.prepare_memory_bytes)},
+      {"device_regions", WholeDeviceBlocks(options.device_region_bytes)},
       {"upload", q2k ? kUploadBytes : 0},
       {"steps_pinned", of_lanes({lane.manifest, lane.bounce}), false},
       {"upload_pinned", 2 * kUploadBytes, false},
@@ -132,6 +133,9 @@ absl::Status CheckCudaMemory(const CudaMemoryPlan& plan, const CudaPlanOptions& 
   }
   absl::StrAppend(&help, "a smaller --max-batch-tokens (", options.max_batch_tokens, " take ",
                   Readable(bytes_of("steps")), ") or --prepare-memory-bytes (", Readable(bytes_of("prepared")), ")");
+  if (options.device_region_bytes > 0) {
+    absl::StrAppend(&help, ", or of --device-region-bytes (", Readable(bytes_of("device_regions")), ")");
+  }
   return absl::ResourceExhaustedError(
       absl::StrCat("device memory: ", need, " bytes (", Readable(need), ") are needed and ", free_bytes, " (",
                    Readable(free_bytes), ") free, of which ", Readable(margin), " are kept; what helps: ", help));

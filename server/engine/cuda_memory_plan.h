@@ -24,12 +24,21 @@ inline constexpr int64_t kUploadBytes = int64_t{16} << 20;
 // Left free for what the driver, cuBLAS and graphs take by themselves.
 inline constexpr int64_t kCudaMarginBytes = int64_t{512} << 20;
 
+// What a driver puts small allocations side by side into: a region that workers share is whole ones.
+inline constexpr int64_t kDeviceRegionBlock = int64_t{2} << 20;
+
+// `bytes` >= 0 and below 2^62.
+constexpr int64_t WholeDeviceBlocks(int64_t bytes) {
+  return (bytes + kDeviceRegionBlock - 1) / kDeviceRegionBlock * kDeviceRegionBlock;
+}
+
 constexpr int64_t CudaAligned(int64_t bytes) { return (bytes + kCudaAlignment - 1) / kCudaAlignment * kCudaAlignment; }
 
 struct CudaPlanOptions {
   int64_t max_batch_tokens = 1024;
   int64_t prepare_memory_bytes = 0;
   bool tables_on_device = true;
+  int64_t device_region_bytes = 0;  // of all regions that workers share, below 2^62
 };
 
 // Byte sizes of one lane: the buffers of one layer of a step, in both memories.

@@ -103,6 +103,11 @@ struct Metrics::Series {
                                         .Help("Their memory, and that of ended ones that calls still use.")
                                         .Register(*registry)
                                         .Add({});
+  prometheus::Gauge& device_region_bytes = BuildGauge()
+                                               .Name("engram_shm_device_bytes")
+                                               .Help("Likewise of those in the GPU's memory.")
+                                               .Register(*registry)
+                                               .Add({});
   prometheus::Counter& probes =
       BuildCounter().Name("engram_probes_total").Help("Golden-row probes run.").Register(*registry).Add({});
   prometheus::Counter& probe_failures = BuildCounter()
@@ -131,7 +136,7 @@ struct Metrics::Series {
       BuildGauge().Name("engram_model_info").Help("1; the labels say what is served.").Register(*registry);
   prometheus::Family<prometheus::Gauge>& gpu_memory = BuildGauge()
                                                           .Name("engram_gpu_memory_bytes")
-                                                          .Help("Memory taken of the GPU at start, by what for.")
+                                                          .Help("Memory planned of the GPU at start, by what for.")
                                                           .Register(*registry);
   prometheus::Counter& cuda_errors = BuildCounter()
                                          .Name("engram_cuda_errors_total")
@@ -200,9 +205,10 @@ void Metrics::SetStaging(int64_t in_use_bytes, int64_t idle_bytes) {
   series_->staging_idle.Set(static_cast<double>(idle_bytes));
 }
 
-void Metrics::SetRegions(int64_t regions, int64_t bytes) {
+void Metrics::SetRegions(int64_t regions, int64_t bytes, int64_t device_bytes) {
   series_->regions.Set(static_cast<double>(regions));
   series_->region_bytes.Set(static_cast<double>(bytes));
+  series_->device_region_bytes.Set(static_cast<double>(device_bytes));
 }
 
 void Metrics::ProbeRan(bool passed) {

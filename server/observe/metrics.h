@@ -43,7 +43,7 @@ class Metrics {
   void ProbeRan(bool passed);
   void SetStaging(int64_t in_use_bytes, int64_t idle_bytes);
   void SetTickets(int64_t tickets, int64_t bytes);
-  void SetRegions(int64_t regions, int64_t bytes);
+  void SetRegions(int64_t regions, int64_t bytes, int64_t device_bytes);
   // `content_digest`: "" where it is not known.
   void SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view content_digest,
                 absl::string_view backend, absl::string_view isa, absl::string_view numerics_id);

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -48,10 +49,22 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Create(int64_t bytes) {
   void* data =
       ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, /*offset=*/0);
   if (data == MAP_FAILED) return fail("mmap");
-  return std::shared_ptr<Region>(new Region(fd, static_cast<char*>(data), bytes));
+  return std::shared_ptr<Region>(new Region(fd, static_cast<char*>(data), bytes, {}));
 }
 
+std::shared_ptr<Region> Region::OnDevice(DeviceMemory memory, int64_t bytes) {
+  char* const data = memory.data;
+  return std::shared_ptr<Region>(new Region(-1, data, bytes, std::move(memory)));
+}
+
+Region::Region(int fd, char* data, int64_t bytes, DeviceMemory device)
+    : fd_(fd), data_(data), bytes_(bytes), device_(std::move(device)) {}
+
 Region::~Region() {
+  if (fd_ < 0) {
+    device_.free();
+    return;
+  }
   ::munmap(data_, static_cast<size_t>(bytes_));
   ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes_);
   ::close(fd_);

@@ -20,6 +20,7 @@ namespace engram {
 namespace {
 
 constexpr char kRegionComes = 1;
+constexpr char kDeviceRegionComes = 2;
 constexpr char kNoMemory = 0;
 
 // Between two looks at dropped regions that calls still use: those calls' batches take milliseconds.
@@ -64,6 +65,13 @@ bool SendByte(int connection, char byte, const int* descriptor) {
     std::memcpy(CMSG_DATA(header), descriptor, sizeof(int));
   }
   return ::sendmsg(connection, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+}
+
+// At once or not at all: it is far less than a new connection's buffer.
+bool SendDeviceHandle(int connection, const std::string& handle) {
+  const std::string answer = kDeviceRegionComes + handle;
+  return ::send(connection, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+         static_cast<ssize_t>(answer.size());
 }
 
 std::string PeerOf(int connection) {
@@ -185,7 +193,7 @@ bool RegionListener::Answer(Connection& connection) {
   absl::StatusOr<ClaimedRegion> claimed = store_.Claim(connection.token);
   connection.token.clear();
   if (!claimed.ok()) {
-    if (absl::IsResourceExhausted(claimed.status())) {
+    if (!absl::IsNotFound(claimed.status())) {
       Log(LogLevel::kWarning, "no memory for a region",
           {{"why", std::string(claimed.status().message())}, {"peer", PeerOf(connection.fd)}});
       SendByte(connection.fd, kNoMemory, nullptr);
@@ -195,9 +203,15 @@ bool RegionListener::Answer(Connection& connection) {
   connection.region = claimed->id;
   connection.until = absl::InfiniteFuture();
   const int descriptor = claimed->region->fd();
-  if (!SendByte(connection.fd, kRegionComes, &descriptor)) return false;
+  const bool on_device = descriptor < 0;
+  if (!(on_device ? SendDeviceHandle(connection.fd, claimed->region->device_handle())
+                  : SendByte(connection.fd, kRegionComes, &descriptor))) {
+    return false;
+  }
   Log(LogLevel::kInfo, "region opened",
-      {{"bytes", absl::StrCat(claimed->region->bytes())}, {"peer", PeerOf(connection.fd)}});
+      {{"bytes", absl::StrCat(claimed->region->bytes())},
+       {"where", on_device ? "device" : "host"},
+       {"peer", PeerOf(connection.fd)}});
   return true;
 }
 

@@ -1,9 +1,10 @@
 // Where workers fetch their regions: a plain unix stream socket, since gRPC carries no file descriptors.
 //
 // A client connects and sends its token, 32 bytes and nothing else. It receives one byte: 1 with the region's
-// descriptor (SCM_RIGHTS), or 0 where the system has no memory for it. The connection then stays open and silent for as
-// long as the client wants the region; its end, or any byte on it, drops the region. Whatever else comes in is answered
-// by closing: a token that is unknown, used or too old, more bytes, or fewer for too long. No answer tells these apart.
+// descriptor (SCM_RIGHTS), 2 and the 64 bytes of a handle for a region on the device, or 0 where there is no memory for
+// it. The connection then stays open and silent for as long as the client wants the region; its end, or any byte on it,
+// drops the region. Whatever else comes in is answered by closing: a token that is unknown, used or too old, more
+// bytes, or fewer for too long. No answer tells these apart.
 //
 // Whoever may connect is decided by the file: its mode is 0660 less the process's umask, so with the usual 022 the
 // server's own user alone, and with 007 its group too. Others never.

@@ -22,22 +22,30 @@ absl::StatusOr<std::string> RandomBytes(size_t count) {
   return bytes;
 }
 
+int64_t InWhole(RegionPlace place, int64_t bytes) {
+  if (place == RegionPlace::kHost) return WholePages(bytes);
+  return (bytes + kDeviceBlockBytes - 1) / kDeviceBlockBytes * kDeviceBlockBytes;
+}
+
 }  // namespace
 
 RegionStore::RegionStore(RegionOptions options) : options_(std::move(options)) {}
 
-absl::StatusOr<RegionGrant> RegionStore::Reserve(absl::string_view principal, int64_t bytes) {
-  if (bytes < 1 || bytes > options_.memory_bytes) {
-    return Refuse({Reason::kRegionSpan, "bytes", absl::StrCat(bytes), absl::StrCat("[1, ", options_.memory_bytes, "]"),
-                   absl::StrCat("a region of ", bytes, " bytes; all regions together may have ", options_.memory_bytes,
-                                ", and each at least 1")});
+absl::StatusOr<RegionGrant> RegionStore::Reserve(absl::string_view principal, int64_t bytes, RegionPlace place) {
+  const bool on_device = place == RegionPlace::kDevice;
+  if (on_device && options_.device_memory_bytes == 0) return RefuseDeviceRegions();
+  const int64_t most = on_device ? options_.device_memory_bytes : options_.memory_bytes;
+  if (bytes < 1 || bytes > most) {
+    return Refuse(
+        {Reason::kRegionSpan, "bytes", absl::StrCat(bytes), absl::StrCat("[1, ", most, "]"),
+         absl::StrCat("a region of ", bytes, " bytes; all regions together may have ", most, ", and each at least 1")});
   }
   absl::StatusOr<std::string> token = RandomBytes(kRegionTokenBytes);
   if (!token.ok()) return token.status();
   absl::StatusOr<std::string> id = RandomBytes(kRegionIdBytes);
   if (!id.ok()) return id.status();
-  // The last page may go beyond the limit; a region of exactly the limit must fit.
-  const int64_t whole = WholePages(bytes);
+  // The last page or block may go beyond the limit; a region of exactly the limit must fit.
+  const int64_t whole = InWhole(place, bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return RefuseDraining();
   ExpireGrants();
@@ -47,15 +55,14 @@ absl::StatusOr<RegionGrant> RegionStore::Reserve(absl::string_view principal, in
                    absl::StrCat("<= ", options_.max_per_principal, " regions"),
                    absl::StrCat("a caller may have ", options_.max_per_principal, " regions: close some")});
   }
-  if (whole > WholePages(options_.memory_bytes) - promised_) {
+  if (whole > InWhole(place, most) - SumsOf(place).promised) {
     if (count == 0) counts_.erase(principal);
-    return Refuse(
-        {Reason::kRegionFull, "bytes", absl::StrCat(bytes), absl::StrCat("<= ", options_.memory_bytes),
-         absl::StrCat(bytes, " bytes do not fit now: all regions together may have ", options_.memory_bytes)});
+    return Refuse({Reason::kRegionFull, "bytes", absl::StrCat(bytes), absl::StrCat("<= ", most),
+                   absl::StrCat(bytes, " bytes do not fit now: all regions together may have ", most)});
   }
   ++count;
-  promised_ += whole;
-  grants_.emplace(*token, Grant{*id, std::string(principal), whole, options_.clock() + options_.token_ttl});
+  SumsOf(place).promised += whole;
+  grants_.emplace(*token, Grant{*id, std::string(principal), place, whole, options_.clock() + options_.token_ttl});
   return RegionGrant{*std::move(token), *std::move(id), whole};
 }
 
@@ -69,15 +76,22 @@ absl::StatusOr<ClaimedRegion> RegionStore::Claim(absl::string_view token) {
     grant = std::move(found->second);
     grants_.erase(found);
   }
-  absl::StatusOr<std::shared_ptr<Region>> region = Region::Create(grant.bytes);
+  absl::StatusOr<std::shared_ptr<Region>> region = Make(grant.place, grant.bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!region.ok()) {
-    GiveBack(grant.principal, grant.bytes);
+    GiveBack(grant.principal, grant.place, grant.bytes);
     return region.status();
   }
-  made_ += grant.bytes;
-  regions_.emplace(grant.id, Kept{std::move(grant.principal), *region});
+  SumsOf(grant.place).made += grant.bytes;
+  regions_.emplace(grant.id, Kept{std::move(grant.principal), grant.place, *region});
   return ClaimedRegion{std::move(grant.id), *std::move(region)};
+}
+
+absl::StatusOr<std::shared_ptr<Region>> RegionStore::Make(RegionPlace place, int64_t bytes) const {
+  if (place == RegionPlace::kHost) return Region::Create(bytes);
+  absl::StatusOr<DeviceMemory> memory = options_.device_memory(bytes);
+  if (!memory.ok()) return memory.status();
+  return Region::OnDevice(*std::move(memory), bytes);
 }
 
 absl::StatusOr<std::shared_ptr<Region>> RegionStore::Find(absl::string_view principal, absl::string_view id) const {
@@ -110,8 +124,8 @@ bool RegionStore::Sweep() {
     const int64_t bytes = kept.region->bytes();
     kept.region.reset();
     const std::lock_guard<std::mutex> lock(mutex_);
-    made_ -= bytes;
-    GiveBack(kept.principal, bytes);
+    SumsOf(kept.place).made -= bytes;
+    GiveBack(kept.principal, kept.place, bytes);
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   return !dropped_.empty();
@@ -124,7 +138,7 @@ void RegionStore::Close() {
 
 RegionStats RegionStore::stats() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return {static_cast<int64_t>(regions_.size()), made_};
+  return {static_cast<int64_t>(regions_.size()), sums_[0].made, sums_[1].made};
 }
 
 void RegionStore::ExpireGrants() {
@@ -132,13 +146,13 @@ void RegionStore::ExpireGrants() {
   for (auto it = grants_.begin(); it != grants_.end();) {
     const auto grant = it++;
     if (grant->second.expires > now) continue;
-    GiveBack(grant->second.principal, grant->second.bytes);
+    GiveBack(grant->second.principal, grant->second.place, grant->second.bytes);
     grants_.erase(grant);
   }
 }
 
-void RegionStore::GiveBack(const std::string& principal, int64_t bytes) {
-  promised_ -= bytes;
+void RegionStore::GiveBack(const std::string& principal, RegionPlace place, int64_t bytes) {
+  SumsOf(place).promised -= bytes;
   const auto count = counts_.find(principal);
   if (--count->second == 0) counts_.erase(count);
 }
@@ -152,6 +166,12 @@ absl::Status RefuseRegion() {
 absl::Status RefuseRegions() {
   return Refuse({Reason::kRegionsOff, "region", "", "a server with --shm-listen",
                  "this server shares no memory: it was started without --shm-listen"});
+}
+
+absl::Status RefuseDeviceRegions() {
+  return Refuse({Reason::kRegionsOff, "on_device", "true", "a server on a GPU with --device-region-bytes",
+                 "this server shares no memory of a device: it computes on a CPU, or was started without "
+                 "--device-region-bytes"});
 }
 
 }  // namespace engram

@@ -38,13 +38,15 @@ absl::Status GrantRegion(const Core& core, absl::string_view peer, const v1::Ope
     return Refuse({Reason::kRegionsOff, "region", "", "a caller on the server's host",
                    "memory is shared with callers on this host alone, who come by a unix socket or loopback"});
   }
-  absl::StatusOr<RegionGrant> grant = core.regions->Reserve(core.principal, request.bytes());
+  absl::StatusOr<RegionGrant> grant = core.regions->Reserve(
+      core.principal, request.bytes(), request.on_device() ? RegionPlace::kDevice : RegionPlace::kHost);
   if (!grant.ok()) return grant.status();
   response.set_token(grant->token);
   response.set_region(grant->id);
   response.set_socket(core.region_socket);
   response.set_bytes(grant->bytes);
   response.set_server_epoch(core.identity.epoch);
+  if (request.on_device()) response.set_device_uuid(core.device_uuid);
   return absl::OkStatus();
 }
 

@@ -41,6 +41,7 @@ struct Core {
   Metrics& metrics;
   RegionStore* regions = nullptr;  // null: no memory is shared
   std::string region_socket = {};  // the path where regions are claimed
+  std::string device_uuid = {};    // of the GPU whose memory is shared
 
   // Everyone, as long as no listener asks for credentials.
   std::string principal = "anonymous";

@@ -5,9 +5,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -71,10 +73,64 @@ class RegionListenerTest : public ::testing::Test {
     ::close(fd);
   }
 
-  RegionStore store_{{.memory_bytes = kPage * 64}};
+  // Stands for a device's memory: what the listener must do with it is the same.
+  absl::StatusOr<DeviceMemory> MakeDeviceMemory(int64_t bytes) {
+    if (device_is_full_) return absl::ResourceExhaustedError("out of memory");
+    device_memory_.emplace_back(static_cast<size_t>(bytes));
+    ++device_regions_;
+    return DeviceMemory{device_memory_.back().data(), std::string(kDeviceHandleBytes, 'h'),
+                        [this] { --device_regions_; }};
+  }
+
+  std::atomic<bool> device_is_full_{false};
+  std::atomic<int> device_regions_{0};
+  std::list<std::vector<char>> device_memory_;
+  RegionStore store_{{.memory_bytes = kPage * 64,
+                      .device_memory_bytes = 4 * kDeviceBlockBytes,
+                      .device_memory = [this](int64_t bytes) { return MakeDeviceMemory(bytes); }}};
   std::string folder_, path_;
   std::unique_ptr<RegionListener> listener_;
 };
+
+TEST_F(RegionListenerTest, ARegionOnTheDeviceIsAHandleWithoutADescriptor) {
+  const auto grant = store_.Reserve("p", 5, RegionPlace::kDevice);
+  ASSERT_TRUE(grant.ok()) << grant.status();
+  EXPECT_EQ(grant->bytes, kDeviceBlockBytes) << "a handle opens whole blocks";
+  {
+    RegionSocket worker(path_);
+    ASSERT_TRUE(worker.Send(grant->token));
+    int fd = -1;
+    ASSERT_EQ(worker.Receive(&fd), 2);
+    EXPECT_EQ(fd, -1);
+    char handle[kDeviceHandleBytes + 1];
+    EXPECT_EQ(::recv(worker.fd(), handle, sizeof handle, 0), kDeviceHandleBytes) << "and nothing behind it";
+    EXPECT_EQ(std::string(handle, kDeviceHandleBytes), std::string(kDeviceHandleBytes, 'h'));
+    const auto region = store_.Find("p", grant->id);
+    ASSERT_TRUE(region.ok()) << region.status();
+    EXPECT_EQ((*region)->At(0, 1), device_memory_.front().data());
+    EXPECT_EQ((*region)->At(kDeviceBlockBytes, 1), nullptr);
+    EXPECT_EQ(store_.stats().device_bytes, kDeviceBlockBytes);
+    EXPECT_EQ(store_.stats().bytes, 0) << "the host's memory is another budget";
+    EXPECT_FALSE(store_.Find("q", grant->id).ok());
+  }
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  while (device_regions_ != 0 && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(device_regions_, 0) << "the connection's end is the region's";
+}
+
+TEST_F(RegionListenerTest, ADeviceWithoutMemorySaysSoAndTheBudgetIsGivenBack) {
+  device_is_full_ = true;
+  const auto grant = store_.Reserve("p", 4 * kDeviceBlockBytes, RegionPlace::kDevice);
+  ASSERT_TRUE(grant.ok()) << grant.status();
+  EXPECT_FALSE(store_.Reserve("p", 1, RegionPlace::kDevice).ok()) << "all of it is promised";
+  RegionSocket worker(path_);
+  ASSERT_TRUE(worker.Send(grant->token));
+  int fd = -1;
+  EXPECT_EQ(worker.Receive(&fd), 0);
+  EXPECT_EQ(fd, -1);
+  EXPECT_TRUE(store_.Reserve("p", 1, RegionPlace::kDevice).ok());
+  ExpectServes();
+}
 
 TEST_F(RegionListenerTest, TheDescriptorIsTheRegionAndTheConnectionItsLife) {
   const RegionGrant grant = Grant(2 * kPage);

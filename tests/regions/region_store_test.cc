@@ -11,6 +11,7 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "server/refusal/refusal.h"
 
@@ -55,6 +56,48 @@ class RegionStoreTest : public ::testing::Test {
 
   absl::Time now_ = absl::UnixEpoch();
 };
+
+TEST(RegionStore, WithoutDeviceMemoryThereAreNoRegionsOnADevice) {
+  RegionStore store({.memory_bytes = 4 * kPage});
+  const auto grant = store.Reserve("p", 1, RegionPlace::kDevice);
+  ASSERT_FALSE(grant.ok());
+  EXPECT_EQ(ReasonOf(grant.status()), Reason::kRegionsOff);
+  EXPECT_TRUE(store.Reserve("p", 1).ok());
+}
+
+// Of a device that stands for one: as many blocks as the test has taken and not given back.
+TEST(RegionStore, ADeviceRegionIsFreedOnceAndOnlyAfterTheCallsThatUseIt) {
+  std::vector<char> memory(1);
+  int taken = 0;
+  RegionStore store({.memory_bytes = kPage,
+                     .device_memory_bytes = 2 * kDeviceBlockBytes - 1,
+                     .device_memory = [&](int64_t bytes) -> absl::StatusOr<DeviceMemory> {
+                       const auto blocks = static_cast<int>(bytes / kDeviceBlockBytes);
+                       taken += blocks;
+                       return DeviceMemory{memory.data(), "handle", [&taken, blocks] { taken -= blocks; }};
+                     }});
+  const auto too_many = store.Reserve("p", 2 * kDeviceBlockBytes, RegionPlace::kDevice);
+  EXPECT_EQ(ReasonOf(too_many.status()), Reason::kRegionSpan);
+  const auto grant = store.Reserve("p", kDeviceBlockBytes + 1, RegionPlace::kDevice);
+  ASSERT_TRUE(grant.ok()) << grant.status();
+  EXPECT_EQ(grant->bytes, 2 * kDeviceBlockBytes);
+  EXPECT_EQ(taken, 0) << "a grant that nobody claims costs no memory";
+  ASSERT_TRUE(store.Claim(grant->token).ok());
+  EXPECT_EQ(taken, 2);
+  EXPECT_EQ(ReasonOf(store.Reserve("q", 1, RegionPlace::kDevice).status()), Reason::kRegionFull);
+  auto call = store.Find("p", grant->id);
+  ASSERT_TRUE(call.ok()) << call.status();
+  store.Drop(grant->id);
+  EXPECT_TRUE(store.Sweep());
+  EXPECT_EQ(taken, 2) << "a step may write there yet";
+  EXPECT_EQ(store.stats().device_bytes, 2 * kDeviceBlockBytes);
+  EXPECT_EQ(ReasonOf(store.Reserve("q", 1, RegionPlace::kDevice).status()), Reason::kRegionFull);
+  call->reset();
+  EXPECT_FALSE(store.Sweep());
+  EXPECT_EQ(taken, 0);
+  EXPECT_EQ(store.stats().device_bytes, 0);
+  EXPECT_TRUE(store.Reserve("q", 1, RegionPlace::kDevice).ok());
+}
 
 TEST(RegionTest, OffsetsAndLengthsThatWrapAreOutside) {
   const auto region = Region::Create(4 * kPage);

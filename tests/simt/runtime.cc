@@ -266,9 +266,26 @@ cudaError_t cudaHostGetDevicePointer(void** on_device, void* memory, unsigned) {
   return Return(reached ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) { return Return(cudaErrorNotSupported); }
-cudaError_t cudaIpcOpenMemHandle(void**, cudaIpcMemHandle_t, unsigned) { return Return(cudaErrorNotSupported); }
-cudaError_t cudaIpcCloseMemHandle(void*) { return Return(cudaErrorNotSupported); }
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory) {
+  const char* ipc = getenv("SIMT_IPC");
+  if (ipc != nullptr && strcmp(ipc, "0") == 0) return Return(cudaErrorNotSupported);
+  const std::lock_guard lock(state_mutex);
+  const auto region = regions.find(reinterpret_cast<uintptr_t>(memory));
+  if (region == regions.end() || region->second.kind != Memory::kDevice) return Return(cudaErrorInvalidValue);
+  *handle = {};
+  memcpy(handle->reserved, &memory, sizeof memory);
+  return Return(cudaSuccess);
+}
+
+cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t handle, unsigned) {
+  const std::lock_guard lock(state_mutex);
+  memcpy(memory, handle.reserved, sizeof *memory);
+  const auto region = regions.find(reinterpret_cast<uintptr_t>(*memory));
+  const bool known = region != regions.end() && region->second.kind == Memory::kDevice;
+  return Return(known ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaIpcCloseMemHandle(void*) { return Return(cudaSuccess); }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   cudaDeviceSynchronize();

@@ -155,7 +155,8 @@ cudaError_t cudaFreeHost(void* memory);
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void* memory);
 cudaError_t cudaHostGetDevicePointer(void** on_device, void* memory, unsigned flags);  // the same address
-cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory);  // cudaErrorNotSupported, all three
+// Within this process, which CUDA does not allow: the handle is the address. SIMT_IPC=0: cudaErrorNotSupported.
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory);
 cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t handle, unsigned flags);
 cudaError_t cudaIpcCloseMemHandle(void* memory);
 template <class T>

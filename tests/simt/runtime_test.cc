@@ -149,6 +149,25 @@ TEST_F(Runtime, MemoryIsCountedAndPoisoned) {
   cudaGetLastError();
 }
 
+TEST_F(Runtime, AHandleOpensDeviceMemoryWithinTheProcess) {
+  cudaIpcMemHandle_t handle;
+  ASSERT_EQ(cudaIpcGetMemHandle(&handle, device_), cudaSuccess);
+  void* opened = nullptr;
+  ASSERT_EQ(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess), cudaSuccess);
+  EXPECT_EQ(opened, device_);
+  EXPECT_EQ(cudaIpcCloseMemHandle(opened), cudaSuccess);
+  EXPECT_EQ(cudaIpcGetMemHandle(&handle, device_ + 1), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaIpcGetMemHandle(&handle, pinned_), cudaErrorInvalidValue);
+  void* gone = nullptr;
+  ASSERT_EQ(cudaMalloc(&gone, 64), cudaSuccess);
+  ASSERT_EQ(cudaIpcGetMemHandle(&handle, gone), cudaSuccess);
+  ASSERT_EQ(cudaFree(gone), cudaSuccess);
+  EXPECT_EQ(cudaIpcOpenMemHandle(&opened, handle, 0), cudaErrorInvalidValue);
+  setenv("SIMT_IPC", "0", 1);
+  EXPECT_EQ(cudaIpcGetMemHandle(&handle, device_), cudaErrorNotSupported);
+  unsetenv("SIMT_IPC");
+}
+
 TEST_F(Runtime, RegisteredMemoryIsPinned) {
   std::vector<char> memory(8192);
   EXPECT_EQ(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterDefault), cudaSuccess);

@@ -39,6 +39,7 @@ TEST(OptionsTest, DefaultsAreThoseOfTheContract) {
   EXPECT_EQ(o.probe_interval_secs, 300);
   EXPECT_EQ(o.shm_listen, "off");
   EXPECT_EQ(o.shm_memory_bytes, int64_t{1} << 30);
+  EXPECT_EQ(o.device_region_bytes, 0);
   EXPECT_GE(o.threads, 1);
   EXPECT_EQ(o.residency, TableHome::kUnsaid);
 }
@@ -95,6 +96,12 @@ TEST(OptionsTest, MistakesAreNamedWithTheirFlag) {
       {{"--model", "m", "--shm-listen", "127.0.0.1:8004"}, "--shm-listen 127.0.0.1:8004"},
       {{"--model", "m", "--shm-listen", "unix:"}, "--shm-listen"},
       {{"--model", "m", "--shm-memory-bytes", "1"}, "--shm-memory-bytes"},
+      {{"--model", "m", "--shm-listen", "unix:/m", "--device-region-bytes", "-1"}, "--device-region-bytes"},
+      {{"--model", "m", "--device-region-bytes", "2MiB"}, "--device-region-bytes 2097152: needs --shm-listen"},
+      {{"--model", "m", "--shm-listen", "unix:/m", "--device-region-bytes", "5", "--backend", "cpu"},
+       "--device-region-bytes 5: the CPU has no memory of a device"},
+      {{"--model", "m", "--shm-listen", "unix:/m", "--device-region-bytes", "5", "--residency", "ram"},
+       "--device-region-bytes 5: the CPU has no memory of a device"},
       {{"--model", "m", "stray"}, "stray"},
   };
   for (const Mistake& mistake : mistakes) {
