@@ -37,8 +37,8 @@ class RegionFlightTest : public testing::Test {
     listener_ = *std::move(listener);
     const auto grant = store_.Reserve("p", 4096);
     ASSERT_TRUE(grant.ok());
-    auto region =
-        SharedRegion::Fetch({grant->token, grant->id, dir_.path() + "/m", grant->bytes, "here"}, absl::Seconds(20));
+    auto region = SharedRegion::Fetch({grant->token, grant->id, dir_.path() + "/m", grant->bytes, "here", false, ""},
+                                      absl::Seconds(20));
     ASSERT_TRUE(region.ok()) << region.status();
     region_ = *std::move(region);
 
