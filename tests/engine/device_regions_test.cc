@@ -170,25 +170,50 @@ TEST_F(DeviceRegionsTest, WhatIsInARegionIsKnownToTheByteUntilItEnds) {
   EXPECT_TRUE(regions->Holds(b->memory.get(), 1));
 }
 
+// All of them in one step: what shares it changes no bit, and the executor is slow.
 TEST_F(DeviceRegionsTest, EveryFormInPlaceOrApartGivesTheBitsOfTheOrdinaryCall) {
   CallMaker maker(*model_, ordinary_);
+  std::vector<std::unique_ptr<MadeCall>> calls;
   for (const Form form : {Form::kHighway, Form::kUpdate, Form::kGate}) {
     for (const HighwayType type : {HighwayType::kF32, HighwayType::kBf16}) {
-      for (const bool in_place : {true, false}) {
-        for (const int64_t values_from_begin : {0, 3}) {  // aligned to nothing but a value
-          SCOPED_TRACE(testing::Message() << "form " << static_cast<int>(form) << ", type " << static_cast<int>(type)
-                                          << ", in place " << in_place << ", " << values_from_begin << " values in");
-          const auto made = maker.Make({{5, 2}, {0, 1}, form, type});
-          const std::vector<uint8_t> expected = Ordinary(*made);
-          for (int run = 0; run < 4; ++run) {  // recorded the second time, replayed the third
-            made->Clear();
-            Move(*made, values_from_begin * kernels::HighwayBytesPerValue(type), in_place);
-            ASSERT_TRUE(StartedStep(*backend_, {WholeOf(*made)}, shape_).Await().ok());
-            ASSERT_EQ(Moved(*made), expected) << "run " << run;
-          }
-        }
+      calls.push_back(maker.Make({{2, 1}, {0, 1}, form, type}));
+    }
+  }
+  const auto run = [&] {
+    std::vector<Piece> pieces;
+    for (const auto& made : calls) {
+      made->Clear();
+      pieces.push_back(WholeOf(*made));
+    }
+    EXPECT_TRUE(StartedStep(*backend_, pieces, shape_).Await().ok());
+  };
+  run();
+  std::vector<std::vector<uint8_t>> expected;
+  for (const auto& made : calls) expected.push_back(made->Bytes());
+  for (const bool in_place : {true, false}) {
+    for (const int64_t values_in : {0, 3}) {  // aligned to nothing but a value
+      for (size_t c = 0; c < calls.size(); ++c) {
+        const int64_t begin = values_in * kernels::HighwayBytesPerValue(calls[c]->call.highway_type);
+        Move(*calls[c], static_cast<int64_t>(c << 19) + begin, in_place);
+      }
+      run();
+      for (size_t c = 0; c < calls.size(); ++c) {
+        EXPECT_EQ(Moved(*calls[c]), expected[c])
+            << "call " << c << ", in place " << in_place << ", " << values_in << " values in";
       }
     }
+  }
+}
+
+// Each of the two slots records its second use of a shape and replays its third.
+TEST_F(DeviceRegionsTest, AReplayedShapeTakesWhereItsHighwayIsNow) {
+  CallMaker maker(*model_, ordinary_);
+  const auto made = maker.Make({{2}, {0}, Form::kHighway});
+  const std::vector<uint8_t> expected = Ordinary(*made);
+  for (int64_t run = 0; run < 7; ++run) {
+    Move(*made, run * 65540, /*in_place=*/run % 2 == 0);
+    ASSERT_TRUE(StartedStep(*backend_, {WholeOf(*made)}, shape_).Await().ok());
+    ASSERT_EQ(Moved(*made), expected) << "run " << run;
   }
 }
 
