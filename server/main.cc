@@ -12,9 +12,9 @@
 #include <system_error>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "server/observe/log.h"
 #include "server/options.h"
 #include "server/server.h"
@@ -23,14 +23,16 @@ namespace {
 
 // A setting, a model or an address that cannot be used.
 constexpr int kExitUnusable = 2;
+// The GPU's context is beyond repair: a new process may serve again.
+constexpr int kExitBroken = 3;
 
 int Unusable(const absl::Status& status) {
   std::fprintf(stderr, "engram-server: %.*s\n", static_cast<int>(status.message().size()), status.message().data());
   return kExitUnusable;
 }
 
-// The first of `signals`: while the server still loads it ends the process at once (nobody is served yet); after that
-// it is waited for. A second one always ends the process at once.
+// What ends the service. The first of `signals`: while the server still loads it ends the process at once (nobody is
+// served yet); after that it is waited for. A second one always ends the process at once.
 class StopSignal {
  public:
   explicit StopSignal(const sigset_t& signals) : signals_(signals) {
@@ -38,7 +40,15 @@ class StopSignal {
   }
 
   void Served() { served_.store(true); }
-  void Await() { stopped_.WaitForNotification(); }
+  // Ends the wait as a signal would. Any thread.
+  void Broken() { End(Reason::kBroken); }
+  // True: a signal came first.
+  bool Await() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](Reason* reason) { return *reason != Reason::kNone; }, &reason_));
+    return reason_ == Reason::kSignal;
+  }
 
  private:
   void Watch() {
@@ -48,14 +58,22 @@ class StopSignal {
       engram::Log(engram::LogLevel::kInfo, "stopped while loading");
       std::_Exit(128 + signal);
     }
-    stopped_.Notify();
+    End(Reason::kSignal);
     sigwait(&signals_, &signal);
     std::_Exit(1);
   }
 
+  enum class Reason { kNone, kSignal, kBroken };
+
+  void End(Reason reason) {
+    absl::MutexLock lock(&mutex_);
+    if (reason_ == Reason::kNone) reason_ = reason;
+  }
+
   const sigset_t signals_;
   std::atomic<bool> served_{false};
-  absl::Notification stopped_;
+  absl::Mutex mutex_;
+  Reason reason_ ABSL_GUARDED_BY(mutex_) = Reason::kNone;
 };
 
 // Connections are file descriptors, and gRPC stops accepting for good when it meets the limit once: take all there are.
@@ -79,9 +97,9 @@ void KeepFreedMemory() {
 }
 
 // What the standard library throws where memory or threads run out is one line here too.
-absl::StatusOr<std::unique_ptr<engram::Server>> Start(const engram::ServerOptions& options) {
+absl::StatusOr<std::unique_ptr<engram::Server>> Start(const engram::ServerOptions& options, StopSignal& stop) {
   try {
-    return engram::Server::BuildAndStart(options);
+    return engram::Server::BuildAndStart(options, [&stop] { stop.Broken(); });
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("not enough memory for this model and --max-batch-tokens");
   } catch (const std::system_error& error) {
@@ -120,7 +138,7 @@ int main(int argc, char** argv) {
     std::puts("configuration and model are good");
     return 0;
   }
-  absl::StatusOr<std::unique_ptr<engram::Server>> server = Start(line.options);
+  absl::StatusOr<std::unique_ptr<engram::Server>> server = Start(line.options, stop_signal);
   if (!server.ok()) return Unusable(server.status());
   stop_signal.Served();
   for (const std::string& address : (*server)->addresses()) std::printf("listening on %s\n", address.c_str());
@@ -131,7 +149,10 @@ int main(int argc, char** argv) {
   std::puts("ready");
   std::fflush(stdout);
 
-  stop_signal.Await();
+  if (!stop_signal.Await()) {
+    (*server)->DrainNow();
+    return kExitBroken;
+  }
   (*server)->Drain();
   return 0;
 }

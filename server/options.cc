@@ -41,18 +41,38 @@ CLI::Option* Flag(CLI::App& app, const std::string& name, Value& value, const st
 void Declare(CLI::App& app, ServerOptions& o) {
   const std::string model = "Model and compute";
   Flag(app, "--model", o.model, "The model file: a .gguf, or shard 1 of a split", model)->type_name("PATH");
-  app.add_option("--residency", o.residency, "Tables in anonymous memory (ram) or as pages of the file (mmap)")
-      ->transform(
-          CLI::CheckedTransformer(
-              std::map<std::string, Residency>{{"ram", Residency::kRam}, {"mmap", Residency::kMmap}}, CLI::ignore_case)
-              .description(""))
+  app.add_option(
+         "--residency", o.residency,
+         "Tables in anonymous memory (ram, the cpu's default) or as pages of the file (mmap); in a GPU's memory "
+         "(device, cuda's default) or in pinned host memory that it reads (host)")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, TableHome>{{"ram", TableHome::kRam},
+                                                                           {"mmap", TableHome::kMmap},
+                                                                           {"device", TableHome::kDevice},
+                                                                           {"host", TableHome::kHost}},
+                                          CLI::ignore_case)
+                      .description(""))
       ->envname("ENGRAM_RESIDENCY")
       ->group(model)
-      ->type_name("ram|mmap")
-      ->default_str("ram");
-  Flag(app, "--backend", o.backend, "Where steps are computed; this build has cpu", model)
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
-      ->type_name("auto|cpu|cuda");
+      ->type_name("ram|mmap|device|host")
+      ->default_str("as the backend likes it best");
+  app.add_option("--backend", o.backend, "Where steps are computed; auto: on a GPU if it can serve, else on the CPU")
+      ->transform(CLI::CheckedTransformer(
+                      std::map<std::string, BackendKind>{
+                          {"auto", BackendKind::kAuto}, {"cpu", BackendKind::kCpu}, {"cuda", BackendKind::kCuda}},
+                      CLI::ignore_case)
+                      .description(""))
+      ->envname("ENGRAM_BACKEND")
+      ->group(model)
+      ->type_name("auto|cpu|cuda")
+      ->default_str("auto");
+  Flag(app, "--device", o.device, "The GPU, by CUDA's number", model)->check(CLI::Range(0, 1023))->type_name("N");
+  Flag(app, "--cuda-module", o.cuda_module,
+       "libengram_cuda.so; default: beside the executable, else where the loader looks", model)
+      ->type_name("PATH");
+  Flag(app, "--layers", o.layers, "Engram layers to serve, by layer_id, with commas; default: all of the model", model)
+      ->type_name("IDS")
+      ->delimiter(',')
+      ->default_str("");
   Flag(app, "--cpu-isa", o.cpu_isa, "Instruction set of the cpu backend; all give the same bits", model)
       ->check(CLI::IsMember({"best", "portable", "avx2", "avx512", "avx512_bf16"}).description(""))
       ->type_name("best|portable|avx2|avx512|avx512_bf16");
@@ -146,7 +166,13 @@ void Declare(CLI::App& app, ServerOptions& o) {
 // What no single flag's check can see. Empty: all is well.
 std::string Mistake(const ServerOptions& o) {
   if (o.model.empty()) return "--model is missing: name a .gguf file, or shard 1 of a split";
-  if (o.backend == "cuda") return "--backend cuda: this build has no CUDA backend (expected auto or cpu)";
+  const bool on_host = o.residency == TableHome::kRam || o.residency == TableHome::kMmap;
+  if (o.backend == BackendKind::kCuda && on_host) {
+    return absl::StrCat("--residency ", TableHomeName(o.residency), ": --backend cuda takes device or host");
+  }
+  if (o.backend == BackendKind::kCpu && !on_host && o.residency != TableHome::kUnsaid) {
+    return absl::StrCat("--residency ", TableHomeName(o.residency), ": --backend cpu takes ram or mmap");
+  }
   if (kernels::FindCpuTwin(o.cpu_isa) == nullptr) {
     return absl::StrCat("--cpu-isa ", o.cpu_isa, ": this machine has ", CpuIsas());
   }

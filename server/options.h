@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/model/engram_model.h"
+#include "server/engine/backend_factory.h"
 
 namespace engram {
 
@@ -20,8 +20,11 @@ struct ServerOptions {
   std::string shm_listen = "off";  // or "unix:/path": shared memory for workers on this host
   int64_t shm_memory_bytes = int64_t{1} << 30;
 
-  std::string backend = "auto";
-  Residency residency = Residency::kRam;
+  BackendKind backend = BackendKind::kAuto;
+  TableHome residency = TableHome::kUnsaid;
+  std::vector<int64_t> layers;  // by layer_id; empty: all of the model
+  int device = 0;
+  std::string cuda_module;       // "": beside the executable, or where the loader looks
   std::string cpu_isa = "best";  // or a CpuTwin's instructions
   int threads = 1;               // the default is UsableCores()
   int64_t max_batch_tokens = 1024;

@@ -10,8 +10,8 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "kernels/cpu/cpu_kernels.h"
 #include "server/admission/budget.h"
+#include "server/engine/backend_factory.h"
 #include "server/engine/cpu_backend.h"
 #include "server/engine/engine.h"
 #include "server/engine/probe.h"
@@ -50,11 +50,12 @@ std::string ContentHex(const EngramModel& model) {
   return model.content_digest().has_value() ? DigestHex(*model.content_digest()) : "";
 }
 
-absl::StatusOr<std::shared_ptr<const EngramModel>> LoadModel(const ServerOptions& options) {
+absl::StatusOr<std::shared_ptr<const EngramModel>> LoadModel(const ServerOptions& options, Residency residency) {
   const absl::Time start = absl::Now();
   absl::Time last_line = start;
   LoadOptions load;
-  load.residency = options.residency;
+  load.residency = residency;
+  load.layers = options.layers;
   load.threads = options.threads;
   load.progress = [start, &last_line](const LoadProgress& progress) {
     const absl::Time now = absl::Now();
@@ -100,12 +101,57 @@ CallLimits LimitsOf(const ServerOptions& options) {
           .ticket_ttl_ms = options.ticket_ttl_ms};
 }
 
+// What a backend tells of itself, from its first probe on: before there is a server to tell, it is kept. Thread-safe.
+class BackendNews {
+ public:
+  struct Listener {
+    std::function<void()> failed;
+    std::function<void(const absl::Status&)> broken;
+  };
+
+  void Failed() {
+    absl::MutexLock lock(&mutex_);
+    if (listener_.failed) listener_.failed();
+  }
+  void Broken(const absl::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    broken_ = status;
+    if (listener_.broken) listener_.broken(status);
+  }
+  // Empty functions: nobody listens, and none of the last listener's is running.
+  void Tell(Listener listener) {
+    absl::MutexLock lock(&mutex_);
+    listener_ = std::move(listener);
+    if (listener_.broken && !broken_.ok()) listener_.broken(broken_);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  Listener listener_ ABSL_GUARDED_BY(mutex_);
+  absl::Status broken_ ABSL_GUARDED_BY(mutex_);
+};
+
+BackendOptions BackendOptionsOf(const ServerOptions& options) {
+  BackendOptions backend;
+  backend.kind = options.backend;
+  backend.tables = options.residency;
+  backend.cpu_isa = options.cpu_isa;
+  backend.device = options.device;
+  backend.cuda_module = options.cuda_module;
+  backend.threads = options.threads;
+  backend.max_batch_tokens = options.max_batch_tokens;
+  backend.prepare_memory_bytes = options.prepare_memory_bytes;
+  return backend;
+}
+
 class RunningServer final : public Server {
  public:
-  RunningServer(const ServerOptions& options, std::shared_ptr<const EngramModel> model,
-                std::unique_ptr<Backend> backend)
+  RunningServer(const ServerOptions& options, Serving serving, std::shared_ptr<BackendNews> news,
+                std::function<void()> broken)
       : options_(options),
-        model_(std::move(model)),
+        model_(std::move(serving.model)),
+        news_(std::move(news)),
+        broken_(std::move(broken)),
         budget_({.max_tokens = options.max_queue_tokens, .max_bytes = options.max_queue_bytes}),
         sessions_({.max_ngram = model_->geometry().max_ngram,
                    .window = options.session_window,
@@ -114,14 +160,15 @@ class RunningServer final : public Server {
         tickets_({.epoch = epoch_,
                   .memory_bytes = options.prepare_memory_bytes,
                   .ttl = absl::Milliseconds(options.ticket_ttl_ms)}),
-        staging_(options.max_queue_bytes + options.prepare_memory_bytes),
+        staging_(options.max_queue_bytes, serving.backend->staging_source()),
         regions_({.memory_bytes = options.shm_memory_bytes}),
-        engine_(model_, std::move(backend), ShapeOf(*model_), EngineOptions{options.max_batch_tokens}, metrics_),
+        engine_(model_, std::move(serving.backend), ShapeOf(*model_), EngineOptions{options.max_batch_tokens},
+                metrics_),
         service_({.model = model_,
                   .shape = ShapeOf(*model_),
                   .limits = LimitsOf(options),
-                  .identity = {epoch_, engine_.backend().name(), kernels::FindCpuTwin(options.cpu_isa)->instructions,
-                               engine_.backend().numerics_id()},
+                  .identity = {epoch_, engine_.backend().name(), serving.isa, engine_.backend().numerics_id(),
+                               TableHomeName(serving.tables)},
                   .budget = budget_,
                   .sessions = sessions_,
                   .tickets = tickets_,
@@ -131,13 +178,16 @@ class RunningServer final : public Server {
                   .regions = SharesMemory(options) ? &regions_ : nullptr,
                   .region_socket = ShmPath(options)}) {
     metrics_.SetModel(DigestHex(model_->hash_digest()), DigestHex(model_->config_digest()), ContentHex(*model_),
-                      engine_.backend().name(), kernels::FindCpuTwin(options.cpu_isa)->instructions,
-                      engine_.backend().numerics_id());
+                      engine_.backend().name(), serving.isa, engine_.backend().numerics_id());
     for (const EngramLayer& layer : model_->layers()) {
-      metrics_.SetTableBytes(layer.layer_id, options.residency == Residency::kRam ? "ram" : "mmap",
-                             layer.table.rows * kernels::kQ2KBlockBytes);
+      metrics_.SetTableBytes(layer.layer_id, TableHomeName(serving.tables), layer.table.rows * kernels::kQ2KBlockBytes);
     }
+    for (const CudaMemoryPlan::Item& item : serving.memory) {
+      if (item.on_device) metrics_.SetGpuMemory(item.name, item.bytes);
+    }
+    news_->Tell({[this] { metrics_.CudaFailed(); }, [this](const absl::Status& status) { Broken(status); }});
   }
+  ~RunningServer() override { news_->Tell({}); }
 
   // The golden-row probe at load. A failure is of the model or of this machine: it must not serve.
   absl::Status ProbeAtLoad() {
@@ -176,7 +226,11 @@ class RunningServer final : public Server {
                           .max_connection_age_grace = absl::Seconds(options_.max_connection_age_grace_secs)},
                          service_);
     if (!listeners.ok()) return listeners.status();
-    listeners_ = *std::move(listeners);
+    {
+      absl::MutexLock lock(&health_mutex_);
+      listeners_ = *std::move(listeners);
+      TellHealth();
+    }
     if (options_.probe_interval_secs > 0) {
       prober_ = std::make_unique<Prober>(*probe_, engine_, absl::Seconds(options_.probe_interval_secs),
                                          [this](const absl::Status& status) { Probed(status); });
@@ -189,15 +243,19 @@ class RunningServer final : public Server {
 
   std::string shm_address() const override { return SharesMemory(options_) ? options_.shm_listen : ""; }
 
-  void Drain() override {
-    Log(LogLevel::kInfo, "draining", {{"delay", absl::FormatDuration(absl::Seconds(options_.drain_delay_secs))}});
+  void Drain() override { Drain(absl::Seconds(options_.drain_delay_secs), kRefusing); }
+  void DrainNow() override { Drain(absl::ZeroDuration(), absl::ZeroDuration()); }
+
+ private:
+  void Drain(absl::Duration delay, absl::Duration refusing) {
+    Log(LogLevel::kInfo, "draining", {{"delay", absl::FormatDuration(delay)}});
     {
       absl::MutexLock lock(&health_mutex_);
       draining_ = true;
       TellHealth();
     }
     service_.AnnounceDrain();
-    absl::SleepFor(absl::Seconds(options_.drain_delay_secs));
+    absl::SleepFor(delay);
     // From here on calls are refused with DRAINING, which sends clients elsewhere. gRPC's own shutdown answers calls
     // that cross it with a bare CANCELLED, so it comes last: when nothing is in flight, and a little later.
     budget_.Close();
@@ -205,12 +263,22 @@ class RunningServer final : public Server {
     service_.CloseStreams();
     const absl::Time end = absl::Now() + absl::Seconds(options_.drain_timeout_secs);
     while (service_.in_flight() > 0 && absl::Now() < end) absl::SleepFor(absl::Milliseconds(5));
-    absl::SleepFor(std::min(kRefusing, absl::Seconds(options_.drain_delay_secs)));
+    absl::SleepFor(std::min(refusing, delay));
     listeners_->Shutdown(kLastWords);
     Log(LogLevel::kInfo, "drained");
   }
 
- private:
+  // On a thread of the backend's.
+  void Broken(const absl::Status& status) {
+    Log(LogLevel::kError, "backend broken", {{"status", std::string(status.message())}});
+    {
+      absl::MutexLock lock(&health_mutex_);
+      backend_broken_ = true;
+      TellHealth();
+    }
+    broken_();
+  }
+
   // A probe in service is over.
   void Probed(const absl::Status& status) {
     metrics_.ProbeRan(status.ok());
@@ -223,7 +291,7 @@ class RunningServer final : public Server {
   }
 
   void TellHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_) {
-    listeners_->SetServing(probe_passed_ && !draining_);
+    if (listeners_ != nullptr) listeners_->SetServing(probe_passed_ && !draining_ && !backend_broken_);
   }
 
   void RefreshGauges() {
@@ -231,7 +299,8 @@ class RunningServer final : public Server {
     const SessionStats stats = sessions_.stats();
     const TicketStats tickets = tickets_.stats();
     const StagingStats staging = staging_.stats();
-    metrics_.SetStaging(staging.in_use_bytes, staging.idle_bytes);
+    const StagingStats prepared = engine_.backend().prepared_stats();
+    metrics_.SetStaging(staging.in_use_bytes + prepared.in_use_bytes, staging.idle_bytes + prepared.idle_bytes);
     metrics_.SetTickets(tickets.tickets, tickets.bytes);
     const RegionStats regions = regions_.stats();
     metrics_.SetRegions(regions.regions, regions.bytes);
@@ -243,6 +312,8 @@ class RunningServer final : public Server {
   const ServerOptions options_;
   Metrics metrics_;
   const std::shared_ptr<const EngramModel> model_;
+  const std::shared_ptr<BackendNews> news_;
+  const std::function<void()> broken_;
   const uint64_t epoch_ = RandomEpoch();
   Budget budget_;
   SessionTable sessions_;
@@ -257,6 +328,7 @@ class RunningServer final : public Server {
 
   absl::Mutex health_mutex_;
   bool draining_ ABSL_GUARDED_BY(health_mutex_) = false;
+  bool backend_broken_ ABSL_GUARDED_BY(health_mutex_) = false;
   bool probe_passed_ ABSL_GUARDED_BY(health_mutex_) = true;
   std::unique_ptr<const Probe> probe_;
   std::unique_ptr<Prober> prober_;
@@ -288,18 +360,26 @@ absl::Status CheckMessageBytes(const ServerOptions& options, const EngramModel& 
       absl::StrCat("--max-message-bytes ", options.max_message_bytes, ": one token of this model takes up to ", least));
 }
 
+absl::StatusOr<std::shared_ptr<const EngramModel>> LoadChecked(const ServerOptions& options, Residency residency) {
+  absl::StatusOr<std::shared_ptr<const EngramModel>> model = LoadModel(options, residency);
+  if (!model.ok()) return model;
+  if (const absl::Status status = CheckMessageBytes(options, **model); !status.ok()) return status;
+  return model;
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Server>> Server::BuildAndStart(const ServerOptions& options) {
+absl::StatusOr<std::unique_ptr<Server>> Server::BuildAndStart(const ServerOptions& options,
+                                                              std::function<void()> broken) {
   if (const absl::Status status = CheckBeforeLoading(options); !status.ok()) return status;
-  absl::StatusOr<std::shared_ptr<const EngramModel>> model = LoadModel(options);
-  if (!model.ok()) return model.status();
-  if (const absl::Status status = CheckMessageBytes(options, **model); !status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<CpuBackend>> backend =
-      CpuBackend::Create(*model, *kernels::FindCpuTwin(options.cpu_isa)->kernels,
-                         {.threads = options.threads, .max_batch_tokens = options.max_batch_tokens});
-  if (!backend.ok()) return backend.status();
-  auto server = std::make_unique<RunningServer>(options, *std::move(model), *std::move(backend));
+  auto news = std::make_shared<BackendNews>();
+  BackendOptions backend = BackendOptionsOf(options);
+  backend.failed = [news](const absl::Status&) { news->Failed(); };
+  backend.broken = [news](const absl::Status& status) { news->Broken(status); };
+  absl::StatusOr<Serving> serving =
+      MakeServing(backend, [&options](Residency residency) { return LoadChecked(options, residency); });
+  if (!serving.ok()) return serving.status();
+  auto server = std::make_unique<RunningServer>(options, *std::move(serving), std::move(news), std::move(broken));
   if (const absl::Status status = server->ProbeAtLoad(); !status.ok()) return status;
   if (const absl::Status status = server->Listen(); !status.ok()) return status;
   return server;
@@ -307,10 +387,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::BuildAndStart(const ServerOption
 
 absl::Status Server::CheckConfig(const ServerOptions& options) {
   if (const absl::Status status = CheckBeforeLoading(options); !status.ok()) return status;
-  ServerOptions mapped = options;
-  mapped.residency = Residency::kMmap;  // every check, without reading the tables
-  const absl::StatusOr<std::shared_ptr<const EngramModel>> model = LoadModel(mapped);
-  return model.ok() ? CheckMessageBytes(options, **model) : model.status();
+  return CheckServing(BackendOptionsOf(options),
+                      [&options](Residency residency) { return LoadChecked(options, residency); });
 }
 
 }  // namespace engram

@@ -1,4 +1,5 @@
-// What a kernel says in other words to nvcc than to a host compiler: shared memory and PTX, each with a branch for both.
+// What a kernel says in other words to nvcc than to a host compiler: shared memory and PTX, each with a branch for
+// both.
 //
 // Kernels include this and nothing else of CUDA, so that the executor in tests/simt, which brings a <cuda_runtime.h> of
 // its own, runs their very source. Host branches are the instruction's documented meaning, slowly.
@@ -125,8 +126,8 @@ __device__ __forceinline__ void WaitCopies() {
 #endif
 }
 
-// sum += a * b of one warp, mma.m16n8k16 with bf16 products and f32 sums. With group = lane / 4, quad = lane % 4, a lane
-// holds of a (16 x 16): rows group and group + 8 (a[0], a[1]) at columns 2 quad, 2 quad + 1, and the same rows
+// sum += a * b of one warp, mma.m16n8k16 with bf16 products and f32 sums. With group = lane / 4, quad = lane % 4, a
+// lane holds of a (16 x 16): rows group and group + 8 (a[0], a[1]) at columns 2 quad, 2 quad + 1, and the same rows
 // (a[2], a[3]) 8 columns on; of b (16 x 8): column group at rows 2 quad, 2 quad + 1 (b[0]) and 8 rows on (b[1]); of the
 // sum (16 x 8): row group at columns 2 quad, 2 quad + 1 (sum[0], sum[1]), row group + 8 likewise (sum[2], sum[3]).
 __device__ __forceinline__ void Mma(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -144,7 +145,7 @@ __device__ __forceinline__ void Mma(float (&sum)[4], const uint32_t (&a)[4], con
   const unsigned lane = threadIdx.x % kWarp;
   const auto half = [](uint32_t pair, int e) { return double{F32FromBf16(static_cast<Bf16>(pair >> (16 * e)))}; };
   for (unsigned i = 0; i < 4; ++i) {
-    const unsigned row = i / 2;                    // of group and group + 8
+    const unsigned row = i / 2;  // of group and group + 8
     const unsigned column = 2 * (lane % 4) + i % 2;
     double total = 0;
     for (unsigned quad = 0; quad < 4; ++quad) {

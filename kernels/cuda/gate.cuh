@@ -1,8 +1,8 @@
 // The gate and the gated update of the highway (docs/numerics.md, gate), one block per token and copy.
 //
 // Thread t takes the groups of 8 values t, t + 256, ... whatever the alignment and the type, and sums are joined in one
-// fixed tree: a token's bits depend on nothing but its own values. The highway is read once, kept in shared memory until
-// the gate is known, and written once.
+// fixed tree: a token's bits depend on nothing but its own values. The highway is read once, kept in shared memory
+// until the gate is known, and written once.
 #pragma once
 
 #include <cmath>
@@ -39,7 +39,8 @@ __device__ __forceinline__ void LoadGroup(const Bf16* from, int64_t n, bool vect
     const uint4 words = *reinterpret_cast<const uint4*>(from);
     const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
     ENGRAM_UNROLL
-    for (int i = 0; i < kGroup; ++i) to[i] = __uint_as_float(i % 2 == 0 ? pairs[i / 2] << 16 : pairs[i / 2] & 0xFFFF0000u);
+    for (int i = 0; i < kGroup; ++i)
+      to[i] = __uint_as_float(i % 2 == 0 ? pairs[i / 2] << 16 : pairs[i / 2] & 0xFFFF0000u);
     return;
   }
   ENGRAM_UNROLL
@@ -119,9 +120,8 @@ __device__ void CopyMasked(const Value* from, Value* to, int64_t dim, bool vecto
 
 // Value: float or Bf16. `keep`: dynamic shared memory holds dim floats.
 template <typename Value>
-__global__ void __launch_bounds__(kGateThreads)
-    GateKernel(const float* __restrict__ qk, int copies, int64_t dim, float eps, const GateToken* __restrict__ tokens,
-               bool keep) {
+__global__ void __launch_bounds__(kGateThreads) GateKernel(const float* __restrict__ qk, int copies, int64_t dim,
+                                                           float eps, const GateToken* __restrict__ tokens, bool keep) {
   ENGRAM_DYNAMIC_SHARED(shared);
   ENGRAM_SHARED(double, warp_sums, 3 * kGateWarps);
   ENGRAM_SHARED(float, shared_gate, 1);
@@ -200,7 +200,8 @@ __global__ void __launch_bounds__(kGateThreads)
 }
 
 cudaError_t ApplyGate(const GateWeights& weights, const GateTokens& call, cudaStream_t stream) {
-  if (weights.copies < 1 || weights.copies > kMaxCopies || weights.dim < 1 || call.count < 0) return cudaErrorInvalidValue;
+  if (weights.copies < 1 || weights.copies > kMaxCopies || weights.dim < 1 || call.count < 0)
+    return cudaErrorInvalidValue;
   const int64_t kept_bytes = weights.dim * static_cast<int64_t>(sizeof(float));
   const bool keep = kept_bytes <= kMostKeptBytes;
   const auto kernel = call.type == HighwayType::kF32 ? &GateKernel<float> : &GateKernel<Bf16>;

@@ -1,13 +1,14 @@
 // kv = wkv · x for up to 64 tokens: one mma.sync product after another, over weights in tiles (tiles.cuh).
 //
 // The order of a sum, whatever the number of tokens, the grid and the source of the weights: the row's B = inputs / 256
-// blocks are cut into 8 slices, slice s from block B·s/8 to B·(s+1)/8. Within a slice a sum starts at +0 and takes blocks,
-// their four spans of 64 inputs and the four products of each span in ascending order; slices are added to +0 in ascending
-// order, in f32; the total is rounded once to bf16. A product adds its 16 terms as the tensor core does.
+// blocks are cut into 8 slices, slice s from block B·s/8 to B·(s+1)/8. Within a slice a sum starts at +0 and takes
+// blocks, their four spans of 64 inputs and the four products of each span in ascending order; slices are added to +0
+// in ascending order, in f32; the total is rounded once to bf16. A product adds its 16 terms as the tensor core does.
 //
-// Two kernels keep that order. Up to 16 tokens, reading the weights is the work: the 8 warps of a block take a slice each,
-// so that enough loads are in flight, and add up in shared memory. Beyond, x is the larger read: a warp takes two tiles of
-// outputs for all tokens, so that x read from shared memory serves 32 outputs, and the slices follow each other.
+// Two kernels keep that order. Up to 16 tokens, reading the weights is the work: the 8 warps of a block take a slice
+// each, so that enough loads are in flight, and add up in shared memory. Beyond, x is the larger read: a warp takes two
+// tiles of outputs for all tokens, so that x read from shared memory serves 32 outputs, and the slices follow each
+// other.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ namespace engram::kernels::cuda {
 inline constexpr int kSlices = 8;
 inline constexpr int kTokenTile = 8;  // tokens of a product
 inline constexpr int kNarrowThreads = kSlices * kWarp;
-// Of the narrow kernel, on a multiprocessor: 16 warps with two tiles of 1344 bytes under way each are 43 KB in flight, and
-// 4.3 TB/s times some 800 ns, over 132 multiprocessors, are 26 KB.
+// Of the narrow kernel, on a multiprocessor: 16 warps with two tiles of 1344 bytes under way each are 43 KB in flight,
+// and 4.3 TB/s times some 800 ns, over 132 multiprocessors, are 26 KB.
 inline constexpr int kNarrowBlocks = 2;
 
 // A lane's part of x for a product: [token tile] two registers.
@@ -144,7 +145,8 @@ template <int kTokenTiles>
 __device__ __forceinline__ void StageX(unsigned char* stage, const Bf16* x, int tokens, int64_t row_blocks,
                                        int64_t block) {
   constexpr int kChunks = 2 * static_cast<int>(kRowValues) / 16;
-  for (int i = static_cast<int>(threadIdx.x); i < kTokenTiles * kTokenTile * kChunks; i += static_cast<int>(blockDim.x)) {
+  for (int i = static_cast<int>(threadIdx.x); i < kTokenTiles * kTokenTile * kChunks;
+       i += static_cast<int>(blockDim.x)) {
     const int token = i / kChunks, chunk = i % kChunks;
     const bool valid = token < tokens;
     const Bf16* const from = x + ((valid ? token : 0) * row_blocks + block) * kRowValues + chunk * 8;
@@ -251,7 +253,8 @@ __global__ void __launch_bounds__(kMostWideWarps* kWarp, 1)
           const int64_t output = rows[w] * kTileOutputs + group + 8 * (i / 2);
           const int token = t * kTokenTile + 2 * quad + i % 2;
           if (output >= outputs || token >= tokens) continue;
-          kv[token * outputs + output] = static_cast<Bf16>(PackBf16(totals[((w * kTokenTiles + t) * 4 + i) * kWarp], 0.0f));
+          kv[token * outputs + output] =
+              static_cast<Bf16>(PackBf16(totals[((w * kTokenTiles + t) * 4 + i) * kWarp], 0.0f));
         }
       }
     }
@@ -273,8 +276,7 @@ cudaError_t LaunchWide(const TiledWeights& weights, const Bf16* x, int tokens, B
   const int64_t pairs = ((weights.outputs + kTileOutputs - 1) / kTileOutputs + kWideTiles - 1) / kWideTiles;
   int device = 0, most_shared = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const cudaError_t error =
-          cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (const cudaError_t error = cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
       error != cudaSuccess) {
     return error;
   }
@@ -286,8 +288,8 @@ cudaError_t LaunchWide(const TiledWeights& weights, const Bf16* x, int tokens, B
   if (warps < 1) return cudaErrorInvalidValue;
   const int64_t shared = WideStageBytes(kTokenTiles) + warps * WideTotalBytes(kTokenTiles);
   const auto kernel = &ProjectWideKernel<Tile, kTokenTiles>;
-  if (const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  if (const cudaError_t error = cudaFuncSetAttribute(
+          reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
       error != cudaSuccess) {
     return error;
   }

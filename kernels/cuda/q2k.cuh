@@ -1,7 +1,7 @@
 // Q2_K on the device: 84 bytes are 256 values (docs/formats.md), to bf16.
 //
-// A sub-block of 16 values has only four different ones, d·s·q − dmin·m for q = 0..3. They are computed and rounded once
-// and then picked by byte permutes: one for every two values.
+// A sub-block of 16 values has only four different ones, d·s·q − dmin·m for q = 0..3. They are computed and rounded
+// once and then picked by byte permutes: one for every two values.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,7 @@ struct FourValues {
 };
 
 // 0..15, exactly, without the slow conversion: 2^23 + n has n in its last bits.
-__device__ __forceinline__ float F32FromNibble(uint32_t n) {
-  return __uint_as_float(0x4B000000u | n) - 8388608.0f;
-}
+__device__ __forceinline__ float F32FromNibble(uint32_t n) { return __uint_as_float(0x4B000000u | n) - 8388608.0f; }
 
 // `scale`: the sub-block's byte, the scale in the low nibble and the minimum's in the high one.
 __device__ __forceinline__ FourValues ValuesOf(uint32_t scale, float d, float dmin) {

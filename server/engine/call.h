@@ -79,16 +79,17 @@ struct Call {
   int64_t prepared_first = 0;
   std::shared_ptr<Prepared> preparing;  // kPrepare: what is being made
 
-  // The commit point: called once, where the batch runs, in the order of arrival (of calls that touch a common
+  // The commit point: called once, where the batch is started, in the order of arrival (of calls that touch a common
   // session), when the call leaves the queue for its first batch. Fills in windows or prepared where they depend on
   // state, and `refused` of sequences.
   absl::AnyInvocable<absl::Status(Call&)> commit;
   // True once nobody wants the answer any more. Any thread.
   absl::AnyInvocable<bool() const> cancelled;
-  // Layer layers[index] is written for all tokens of the call. Where the batch runs, ascending layers, before `done`;
-  // may be empty. Must not block.
+  // Layer layers[index] is written for all tokens of the call. On the backend's thread (Backend::Start), ascending
+  // layers, before `done`; may be empty. Must not block.
   absl::AnyInvocable<void(const Call&, size_t index)> layer_done;
-  // Called exactly once, on the engine thread or in Submit(): the call is over, and with OK every output is written.
+  // Called exactly once, on the engine thread or in Submit(): the call is over, nothing reads or writes its memory any
+  // more, and with OK every output is written.
   // Must not block.
   absl::AnyInvocable<void(Call&, absl::Status)> done;
 };

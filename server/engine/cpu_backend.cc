@@ -73,7 +73,8 @@ CpuBackend::CpuBackend(std::shared_ptr<const EngramModel> model, const kernels::
       kernels_(kernels),
       options_(options),
       shape_(ShapeOf(*model_)),
-      workers_(options.threads) {
+      workers_(options.threads),
+      prepared_(options.keep_prepared_bytes) {
   const EngramGeometry& g = model_->geometry();
   const auto tokens = static_cast<size_t>(options_.max_batch_tokens);
   ids_.resize(tokens * model_->layers().size() * static_cast<size_t>(g.columns));
@@ -261,7 +262,7 @@ void CpuBackend::Write(const StepSlice& slice, const EngramLayer& layer, int lay
   }
 }
 
-absl::StatusOr<StepTimes> CpuBackend::Run(const Step& step, const std::function<void(size_t)>& layer_done) {
+absl::StatusOr<StepTimes> CpuBackend::Run(const Step& step, const LayerDone& layer_done) {
   if (const absl::Status status = CheckSize(step); !status.ok()) return status;
   StepTimes times;
   {

@@ -19,6 +19,7 @@ StepShape ShapeOf(const EngramModel& model);
 struct CpuBackendOptions {
   int threads = 1;
   int64_t max_batch_tokens = 1024;  // no step has more
+  int64_t keep_prepared_bytes = 0;  // of prepared kv that is used again, as in StagingPool
 };
 
 class CpuBackend final : public Backend {
@@ -28,7 +29,11 @@ class CpuBackend final : public Backend {
   static absl::StatusOr<std::unique_ptr<CpuBackend>> Create(std::shared_ptr<const EngramModel> model,
                                                             const kernels::Kernels& kernels, CpuBackendOptions options);
 
-  absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) override;
+  // Computes the step: what Start() does, which calls `done` before it returns.
+  absl::StatusOr<StepTimes> Run(const Step& step, const LayerDone& layer_done);
+  void Start(const Step& step, LayerDone layer_done, StepDone done) override { done(Run(step, layer_done)); }
+  StagingMemory TakePreparedKv(int64_t bytes) override { return prepared_.Take(bytes); }
+  StagingStats prepared_stats() const override { return prepared_.stats(); }
   bool IsLight(const Call& call) const override;
   std::string name() const override { return "cpu"; }
   std::string numerics_id() const override;
@@ -63,6 +68,7 @@ class CpuBackend final : public Backend {
   const CpuBackendOptions options_;
   const StepShape shape_;
   kernels::Workers workers_;
+  StagingPool prepared_;
   std::vector<std::unique_ptr<AnonymousMemory>> packed_;
   std::vector<kernels::ProjectionWeights> wkv_;  // of each layer, as the kernels have packed it
   std::vector<int64_t> ids_;                     // [tokens][layers][columns]

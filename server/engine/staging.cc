@@ -27,10 +27,10 @@ int64_t ClassBytes(int64_t bytes) {
 
 class StagingPool::Blocks : public std::enable_shared_from_this<StagingPool::Blocks> {
  public:
-  explicit Blocks(int64_t keep_bytes) : keep_bytes_(keep_bytes) {}
+  Blocks(int64_t keep_bytes, StagingSource source) : keep_bytes_(keep_bytes), source_(std::move(source)) {}
   ~Blocks() {
     for (auto& [bytes, blocks] : idle_) {
-      for (uint8_t* block : blocks) std::free(block);
+      for (uint8_t* block : blocks) source_.free(block, bytes);
     }
   }
 
@@ -38,7 +38,7 @@ class StagingPool::Blocks : public std::enable_shared_from_this<StagingPool::Blo
     const int64_t bytes = ClassBytes(wanted);
     uint8_t* block = TakeIdle(bytes);
     if (block == nullptr) {
-      block = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, static_cast<size_t>(bytes)));
+      block = source_.allocate(bytes);
       if (block == nullptr) {
         const std::lock_guard<std::mutex> lock(mutex_);
         stats_.in_use_bytes -= bytes;
@@ -56,7 +56,7 @@ class StagingPool::Blocks : public std::enable_shared_from_this<StagingPool::Blo
  private:
   // Null: none of that class. The block counts as in use either way.
   uint8_t* TakeIdle(int64_t bytes) {
-    std::vector<uint8_t*> unneeded;
+    std::vector<std::pair<uint8_t*, int64_t>> unneeded;
     uint8_t* block = nullptr;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -71,13 +71,13 @@ class StagingPool::Blocks : public std::enable_shared_from_this<StagingPool::Blo
       // A load of other sizes makes room for itself.
       while (stats_.in_use_bytes + stats_.idle_bytes > keep_bytes_ && !idle_.empty()) {
         const auto largest = std::prev(idle_.end());
-        unneeded.push_back(largest->second.back());
+        unneeded.emplace_back(largest->second.back(), largest->first);
         stats_.idle_bytes -= largest->first;
         largest->second.pop_back();
         if (largest->second.empty()) idle_.erase(largest);
       }
     }
-    for (uint8_t* one : unneeded) std::free(one);
+    for (const auto& [one, its_bytes] : unneeded) source_.free(one, its_bytes);
     return block;
   }
 
@@ -91,17 +91,28 @@ class StagingPool::Blocks : public std::enable_shared_from_this<StagingPool::Blo
         return;
       }
     }
-    std::free(block);
+    source_.free(block, bytes);
   }
 
   const int64_t keep_bytes_;
+  const StagingSource source_;
   mutable std::mutex mutex_;  // as in SessionTable
   // By class; the last one given back is the first one taken, while it is still in the caches. No entry is empty.
   std::map<int64_t, std::vector<uint8_t*>> idle_ ABSL_GUARDED_BY(mutex_);
   StagingStats stats_ ABSL_GUARDED_BY(mutex_);
 };
 
-StagingPool::StagingPool(int64_t keep_bytes) : blocks_(std::make_shared<Blocks>(keep_bytes)) {}
+StagingSource StagingSource::Ordinary() {
+  // Sizes of all classes are multiples of the alignment, as aligned_alloc wants them.
+  return {.allocate =
+              [](int64_t bytes) {
+                return static_cast<uint8_t*>(std::aligned_alloc(kAlignment, static_cast<size_t>(bytes)));
+              },
+          .free = [](uint8_t* block, int64_t) { std::free(block); }};
+}
+
+StagingPool::StagingPool(int64_t keep_bytes, StagingSource source)
+    : blocks_(std::make_shared<Blocks>(keep_bytes, std::move(source))) {}
 
 StagingMemory StagingPool::Take(int64_t bytes) { return blocks_->Take(bytes); }
 

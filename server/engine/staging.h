@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 namespace engram {
@@ -19,14 +20,27 @@ struct StagingStats {
   int64_t idle_bytes = 0;    // of blocks that wait to be used again
 };
 
+// How a pool's blocks are made: a backend beside host memory knows memory that its device reaches faster. Both
+// functions are thread-safe. Blocks outlive the pool, and the backend that the source is of: what the functions need
+// for that they keep alive themselves.
+struct StagingSource {
+  // Aligned to 64, contents unspecified; null where there is no more. `bytes` > 0.
+  std::function<uint8_t*(int64_t bytes)> allocate;
+  // Once for each block that allocate(bytes) gave.
+  std::function<void(uint8_t* block, int64_t bytes)> free;
+
+  // The C library's memory.
+  static StagingSource Ordinary();
+};
+
 // Thread-safe.
 class StagingPool {
  public:
   // Blocks are kept for later as long as all of them, those in use counted, stay within `keep_bytes`.
-  explicit StagingPool(int64_t keep_bytes);
+  explicit StagingPool(int64_t keep_bytes, StagingSource source = StagingSource::Ordinary());
 
   // At least `bytes`, aligned to 64, contents unspecified. What bounds memory in use is the caller's permit. Null where
-  // the system has no more.
+  // the source has no more.
   StagingMemory Take(int64_t bytes);
 
   StagingStats stats() const;

@@ -68,6 +68,7 @@ class StepBuilder {
     const int64_t t = range.begin;
     StepSlice slice;
     slice.tokens = range.end - range.begin;
+    slice.call_tokens = call.tokens;
     slice.form = call.form;
     slice.highway_type = call.highway_type;
     slice.range = call.slice;

@@ -31,6 +31,7 @@ struct IdCopy {
 // Tokens of one piece, for one layer. All pointers stand at the slice's first token.
 struct StepSlice {
   int64_t tokens = 0;
+  int64_t call_tokens = 0;  // of the whole call, however it is cut: what may decide how a backend computes kv
   Form form = Form::kHighway;
   kernels::HighwayType highway_type = kernels::HighwayType::kF32;
   OutputSlice range;

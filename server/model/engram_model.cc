@@ -4,7 +4,9 @@
 #include <atomic>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/model/anonymous_memory.h"
 #include "server/model/chunk_threads.h"
 #include "server/model/content_digest.h"
@@ -74,11 +76,58 @@ absl::Status ReadAll(const std::vector<PendingRead>& tensors, const LoadOptions&
   return absl::OkStatus();
 }
 
+// The indices of the layers to serve, ascending.
+absl::StatusOr<std::vector<size_t>> ServedLayers(const std::string& path, const EngramHeader& header,
+                                                 const std::vector<int64_t>& wanted) {
+  std::vector<size_t> served;
+  for (size_t i = 0; i < header.layer_ids.size(); ++i) {
+    if (wanted.empty() || absl::c_linear_search(wanted, header.layer_ids[i])) served.push_back(i);
+  }
+  if (wanted.empty()) return served;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!absl::c_linear_search(header.layer_ids, wanted[i])) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": has no engram at layer ", wanted[i],
+                                                     ", which --layers names; it has layers ",
+                                                     absl::StrJoin(header.layer_ids, ", ")));
+    }
+    if (std::count(wanted.begin(), wanted.end(), wanted[i]) > 1) {
+      return absl::InvalidArgumentError(absl::StrCat("--layers names layer ", wanted[i], " twice"));
+    }
+  }
+  return served;
+}
+
+// The header as if the model had these layers alone.
+EngramHeader OfLayers(const EngramHeader& header, const std::vector<size_t>& served) {
+  EngramHeader part = header;
+  part.layer_ids.clear();
+  part.layers.clear();
+  part.multipliers.clear();
+  part.primes.clear();
+  part.offsets.clear();
+  const auto take = [](const std::vector<int64_t>& from, size_t index, size_t count, std::vector<int64_t>& to) {
+    const auto begin = from.begin() + static_cast<std::ptrdiff_t>(index * count);
+    to.insert(to.end(), begin, begin + static_cast<std::ptrdiff_t>(count));
+  };
+  const auto ngram = static_cast<size_t>(header.geometry.max_ngram);
+  const auto columns = static_cast<size_t>(header.geometry.columns);
+  for (const size_t i : served) {
+    part.layer_ids.push_back(header.layer_ids[i]);
+    part.layers.push_back(header.layers[i]);
+    take(header.multipliers, i, ngram, part.multipliers);
+    take(header.primes, i, columns, part.primes);
+    take(header.offsets, i, columns, part.offsets);
+  }
+  return part;
+}
+
 class LoadedModel : public EngramModel {
  public:
   static absl::StatusOr<std::shared_ptr<const EngramModel>> Load(const std::string& path, const LoadOptions& options) {
     ASSIGN_OR_RETURN(const ModelFiles files, ModelFiles::Open(path));
-    ASSIGN_OR_RETURN(EngramHeader header, ReadEngramHeader(files));
+    ASSIGN_OR_RETURN(const EngramHeader whole, ReadEngramHeader(files));
+    ASSIGN_OR_RETURN(const std::vector<size_t> served, ServedLayers(path, whole, options.layers));
+    EngramHeader header = OfLayers(whole, served);
     std::shared_ptr<LoadedModel> model(new LoadedModel);
     model->path_ = path;
     model->residency_ = options.residency;
@@ -86,8 +135,8 @@ class LoadedModel : public EngramModel {
     std::vector<ChunkDigests> chunks(header.layers.size());
     RETURN_IF_ERROR(model->ReadTensors(header, options, raw, chunks));
     RETURN_IF_ERROR(model->ExpandWeights(header, options.threads, raw));
-    RETURN_IF_ERROR(model->TakeDigests(header, options.threads, raw));
-    RETURN_IF_ERROR(model->TakeContentDigest(files, header, options, chunks));
+    RETURN_IF_ERROR(model->TakeDigests(whole, served, options.threads, raw));
+    RETURN_IF_ERROR(model->TakeContentDigest(files, whole, options, chunks));
     for (size_t i = 0; i < raw.size(); ++i) {
       if (model->layers_[i].wkv_type == GgufType::kQ2_K) model->memory_.push_back(std::move(raw[i].wkv));
     }
@@ -96,9 +145,12 @@ class LoadedModel : public EngramModel {
   }
 
   absl::Status ReadRowsFromFile(size_t layer, int64_t first, int64_t count, uint8_t* out) const override {
+    return ReadTableFromFile(layer, first * kernels::kQ2KBlockBytes, count * kernels::kQ2KBlockBytes, out);
+  }
+
+  absl::Status ReadTableFromFile(size_t layer, int64_t at, int64_t bytes, uint8_t* out) const override {
     const TensorPlace& table = tables_[layer];
-    return table.file->ReadAt(table.tensor.offset + first * kernels::kQ2KBlockBytes, out,
-                              count * kernels::kQ2KBlockBytes);
+    return table.file->ReadAt(table.tensor.offset + at, out, bytes);
   }
 
   void WillReadRows(size_t layer, absl::Span<const int64_t> rows) const override {
@@ -202,29 +254,41 @@ class LoadedModel : public EngramModel {
     return absl::OkStatus();
   }
 
-  absl::Status TakeDigests(const EngramHeader& header, int threads, const std::vector<RawWeights>& raw) {
-    hash_digest_ = HashDigest(header);
-    std::vector<WeightDigests> weights(raw.size());
+  // `whole`: of all layers; those that are not served are read for it.
+  absl::Status TakeDigests(const EngramHeader& whole, const std::vector<size_t>& served, int threads,
+                           const std::vector<RawWeights>& raw) {
+    hash_digest_ = HashDigest(whole);
+    std::vector<WeightDigests> weights(whole.layers.size());
     const auto digest = [](const AnonymousMemory& memory, const TensorPlace& place) {
       Sha256 sha;
       sha.Add(absl::MakeConstSpan(memory.data(), place.tensor.bytes));
       return sha.Finish();
     };
-    RETURN_IF_ERROR(RunChunks(static_cast<int64_t>(raw.size()), threads, [&](int64_t i) {
-      weights[i].wkv = digest(*raw[i].wkv, header.layers[i].wkv);
-      weights[i].q = digest(*raw[i].q, header.layers[i].q);
-      weights[i].k = digest(*raw[i].k, header.layers[i].k);
+    RETURN_IF_ERROR(RunChunks(static_cast<int64_t>(weights.size()), threads, [&](int64_t chunk) -> absl::Status {
+      const auto i = static_cast<size_t>(chunk);
+      const LayerTensors& tensors = whole.layers[i];
+      const auto at = std::lower_bound(served.begin(), served.end(), i);
+      if (at == served.end() || *at != i) {
+        ASSIGN_OR_RETURN(weights[i].wkv, DigestTensor(tensors.wkv));
+        ASSIGN_OR_RETURN(weights[i].q, DigestTensor(tensors.q));
+        ASSIGN_OR_RETURN(weights[i].k, DigestTensor(tensors.k));
+        return absl::OkStatus();
+      }
+      const RawWeights& read = raw[static_cast<size_t>(at - served.begin())];
+      weights[i].wkv = digest(*read.wkv, tensors.wkv);
+      weights[i].q = digest(*read.q, tensors.q);
+      weights[i].k = digest(*read.k, tensors.k);
       return absl::OkStatus();
     }));
-    config_digest_ = ConfigDigest(header, hash_digest_, weights);
+    config_digest_ = ConfigDigest(whole, hash_digest_, weights);
     return absl::OkStatus();
   }
 
   // `chunks`: of the tables that were read; mapped ones have none.
-  absl::Status TakeContentDigest(const ModelFiles& files, const EngramHeader& header, const LoadOptions& options,
+  absl::Status TakeContentDigest(const ModelFiles& files, const EngramHeader& whole, const LoadOptions& options,
                                  const std::vector<ChunkDigests>& chunks) {
-    const bool read = options.residency == Residency::kRam;
-    if (read) content_digest_ = ContentDigest(header, config_digest_, chunks);
+    const bool read = options.residency == Residency::kRam && chunks.size() == whole.layers.size();
+    if (read) content_digest_ = ContentDigest(whole, config_digest_, chunks);
     const absl::StatusOr<Digest> said = ReadSidecar(files, config_digest_);
     if (!said.ok()) {
       if (!absl::IsNotFound(said.status()) && options.warn) {

@@ -36,6 +36,9 @@ struct LoadProgress {
 
 struct LoadOptions {
   Residency residency = Residency::kRam;
+  // Layers to serve, by layer_id, in any order, each once; empty: all. The others are neither loaded nor listed; the
+  // digests are of the whole model.
+  std::vector<int64_t> layers;
   int threads = 1;  // for reading and expanding
   // Called from the loading thread, at most a few times a second, and once when done.
   std::function<void(const LoadProgress&)> progress;
@@ -89,13 +92,15 @@ class EngramModel {
   const Digest& hash_digest() const { return hash_digest_; }
   // hash_digest plus eps, q/k, wkv, table type and row counts.
   const Digest& config_digest() const { return config_digest_; }
-  // Over the tables' bytes too: of what was read into memory, or what a good sidecar says of a mapped file. None: a
-  // mapped file without one.
+  // Over the tables' bytes too: of what was read into memory, or what a good sidecar says of a mapped file or of one of
+  // which some layers are served. None: such a file without one.
   const std::optional<Digest>& content_digest() const { return content_digest_; }
 
   // Rows [first, first + count) of a layer's table as the file holds them, read from the file at this moment and not
   // from the resident table: out [count][84]. `layer` is an index into layers().
   virtual absl::Status ReadRowsFromFile(size_t layer, int64_t first, int64_t count, uint8_t* out) const = 0;
+  // The same of bytes [at, at + bytes) of the table, for who takes all of it elsewhere.
+  virtual absl::Status ReadTableFromFile(size_t layer, int64_t at, int64_t bytes, uint8_t* out) const = 0;
 
   // These rows of a layer's table (-1: none) will be read soon. Where the table is mapped, what is not in memory is
   // asked of the disk, all of it at once, without waiting; else nothing happens.

@@ -1,4 +1,4 @@
-// Early returns for absl::Status and absl::StatusOr, for the .cc files of this folder only.
+// Early returns for absl::Status and absl::StatusOr, for .cc files only.
 #pragma once
 
 #include <utility>

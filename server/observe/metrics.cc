@@ -22,8 +22,8 @@ const prometheus::Histogram::BucketBoundaries kSecondsBuckets = {
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10};
 const prometheus::Histogram::BucketBoundaries kTokensBuckets = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
 
-constexpr std::array<absl::string_view, 7> kStageNames = {"decode",  "queue", "hash",  "gather",
-                                                          "project", "gate",  "encode"};
+constexpr std::array<absl::string_view, 9> kStageNames = {"decode", "queue",  "hash", "gather", "project",
+                                                          "gate",   "encode", "h2d",  "d2h"};
 
 }  // namespace
 
@@ -129,6 +129,15 @@ struct Metrics::Series {
                                          .Add({});
   prometheus::Family<prometheus::Gauge>& model =
       BuildGauge().Name("engram_model_info").Help("1; the labels say what is served.").Register(*registry);
+  prometheus::Family<prometheus::Gauge>& gpu_memory = BuildGauge()
+                                                          .Name("engram_gpu_memory_bytes")
+                                                          .Help("Memory taken of the GPU at start, by what for.")
+                                                          .Register(*registry);
+  prometheus::Counter& cuda_errors = BuildCounter()
+                                         .Name("engram_cuda_errors_total")
+                                         .Help("Batches that failed on the GPU.")
+                                         .Register(*registry)
+                                         .Add({});
   prometheus::Family<prometheus::Gauge>& table_bytes =
       BuildGauge().Name("engram_table_bytes").Help("Bytes of a layer's table.").Register(*registry);
 };
@@ -221,6 +230,12 @@ void Metrics::SetProcess(const ProcessUsage& usage) {
   series_->open_fds.Set(static_cast<double>(usage.open_fds));
   series_->start_seconds.Set(usage.start_seconds);
 }
+
+void Metrics::SetGpuMemory(absl::string_view kind, int64_t bytes) {
+  series_->gpu_memory.Add({{"kind", std::string(kind)}}).Set(static_cast<double>(bytes));
+}
+
+void Metrics::CudaFailed() { series_->cuda_errors.Increment(); }
 
 void Metrics::SetTableBytes(int64_t layer_id, absl::string_view residency, int64_t bytes) {
   series_->table_bytes.Add({{"layer", absl::StrCat(layer_id)}, {"residency", std::string(residency)}})

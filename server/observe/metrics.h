@@ -16,7 +16,7 @@ class Registry;
 
 namespace engram {
 
-enum class Stage { kDecode, kQueue, kHash, kGather, kProject, kGate, kEncode };
+enum class Stage { kDecode, kQueue, kHash, kGather, kProject, kGate, kEncode, kH2d, kD2h };
 
 class Metrics {
  public:
@@ -48,6 +48,9 @@ class Metrics {
   void SetModel(absl::string_view hash_digest, absl::string_view config_digest, absl::string_view content_digest,
                 absl::string_view backend, absl::string_view isa, absl::string_view numerics_id);
   void SetProcess(const ProcessUsage& usage);
+  // What is taken of a device's memory, by what for; a device's failed steps.
+  void SetGpuMemory(absl::string_view kind, int64_t bytes);
+  void CudaFailed();
   void SetTableBytes(int64_t layer_id, absl::string_view residency, int64_t bytes);
 
   // What is scraped.

@@ -68,7 +68,7 @@ v1::GetModelResponse DescribeModel(const EngramModel& model, const CallLimits& l
   AddCost(reply, v1::FORM_ROWS_BF16, v1::HIGHWAY_DTYPE_UNSPECIFIED, 0, g.inputs() * 2);
   reply.set_backend(identity.backend);
   reply.set_isa(identity.isa);
-  reply.set_residency(model.residency() == Residency::kRam ? "ram" : "mmap");
+  reply.set_residency(identity.residency);
   reply.set_server_version(ENGRAM_VERSION);
   return reply;
 }

@@ -16,6 +16,7 @@ struct ServerIdentity {
   std::string backend;
   std::string isa;  // the instruction set it computes with
   std::string numerics_id;
+  std::string residency;  // where tables are: "ram", "mmap", "device", "host"
 };
 
 v1::GetModelResponse DescribeModel(const EngramModel& model, const CallLimits& limits, const ServerIdentity& identity);

@@ -48,7 +48,7 @@ class SequenceCommit {
     prepared->ids.resize(static_cast<size_t>(step.tokens * core_.shape.layers * core_.shape.columns));
     const int64_t bytes = step.tokens * core_.shape.kv_values() * static_cast<int64_t>(sizeof(kernels::Bf16));
     for (CallLayer& layer : call.layers) {
-      prepared->layers.push_back({layer.layer, core_.staging.Take(bytes)});
+      prepared->layers.push_back({layer.layer, core_.engine.backend().TakePreparedKv(bytes)});
       layer.out = prepared->layers.back().kv();
       if (layer.out == nullptr) return OutOfMemory(bytes);
     }

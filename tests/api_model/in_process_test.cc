@@ -45,7 +45,7 @@ class InProcess final : public ApiDriver {
                .limits = {.position_limit = walk.calls.position_limit,
                           .session_window = walk.plain.session_window,
                           .prepare_memory_bytes = walk.plain.prepare_memory_bytes},
-               .identity = {7, "cpu", "", ""},
+               .identity = {7, "cpu", "", "", "ram"},
                .budget = budget_,
                .sessions = sessions_,
                .tickets = tickets_,

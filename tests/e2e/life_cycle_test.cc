@@ -188,7 +188,7 @@ TEST(StartTest, WhatCannotBeUsedIsOneLineAndExitCode2) {
       {"shard", {"--model", dir.path() + "/lone-00001-of-00002.gguf"}, "lone-00002-of-00002.gguf"},
       {"dialect B", {"--model", std::string(ENGRAM_TEST_DATA) + "/ds4/ds4.gguf"}, "e4m3_e8m0_32_row264"},
       {"no model", {}, "--model is missing"},
-      {"cuda", {"--model", kTiny, "--backend", "cuda"}, "no CUDA backend"},
+      {"cuda", {"--model", kTiny, "--backend", "cuda", "--cuda-module", "/no/module.so"}, "CUDA module /no/module.so"},
       {"address", {"--model", kTiny, "--listen", "nonsense"}, "--listen nonsense"},
       {"port", {"--model", kTiny, "--listen", "127.0.0.1:65536"}, "--listen 127.0.0.1:65536"},
       {"open plaintext", {"--model", kTiny, "--listen", "0.0.0.0:0"}, "--insecure"},

@@ -25,6 +25,7 @@
 #include "server/engine/ticket_store.h"
 #include "server/refusal/refusal.h"
 #include "server/session/session_table.h"
+#include "tests/engine/async_backend.h"
 #include "tests/engine/event.h"
 #include "tests/model/small_synth.h"
 
@@ -53,7 +54,8 @@ Reason ReasonOf(const absl::Status& status) {
   return detail.offenders.empty() ? Reason::kLoading : detail.offenders.front().reason;
 }
 
-class CoreRaceTest : public ::testing::Test {
+// By the backend: "cpu" computes where the engine starts a step, "async" elsewhere, with steps under way together.
+class CoreRaceTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     const std::string folder = testing::TempDir() + "/core-race-" + std::to_string(::getpid());
@@ -64,9 +66,16 @@ class CoreRaceTest : public ::testing::Test {
     model_ = *std::move(model);
     shape_ = ShapeOf(*model_);
     constexpr int64_t kBatch = 7;
-    engine_ = std::make_unique<Engine>(
-        model_, CpuBackend::Create(model_, kernels::CpuKernels(), CpuBackendOptions{3, kBatch}).value(), shape_,
-        EngineOptions{kBatch}, metrics_);
+    std::unique_ptr<CpuBackend> cpu =
+        CpuBackend::Create(model_, kernels::CpuKernels(), CpuBackendOptions{3, kBatch}).value();
+    std::unique_ptr<Backend> backend;
+    if (std::string(GetParam()) == "async") {
+      backend = std::make_unique<AsyncBackend>(std::move(cpu), hand_);
+    } else {
+      backend = std::move(cpu);
+    }
+    backend_ = backend.get();
+    engine_ = std::make_unique<Engine>(model_, std::move(backend), shape_, EngineOptions{kBatch}, metrics_);
   }
 
   // What every call has. The job's memory is the call's until it is over.
@@ -124,7 +133,8 @@ class CoreRaceTest : public ::testing::Test {
       auto prepared = std::make_shared<Prepared>();
       prepared->tokens = c.tokens;
       prepared->ids.resize(static_cast<size_t>(c.tokens * shape_.layers * shape_.columns));
-      prepared->layers.push_back({kLayer, staging_.Take(static_cast<int64_t>(job->kv.size() * sizeof(job->kv[0])))});
+      prepared->layers.push_back(
+          {kLayer, backend_->TakePreparedKv(static_cast<int64_t>(job->kv.size() * sizeof(job->kv[0])))});
       c.layers[0].out = prepared->layers[0].kv();
       c.preparing = std::move(prepared);
       return absl::OkStatus();
@@ -250,15 +260,16 @@ class CoreRaceTest : public ::testing::Test {
   Metrics metrics_;
   Budget budget_{BudgetOptions{}};
   SessionTable sessions_{SessionOptions{.max_ngram = 3, .window = 16}};
-  StagingPool staging_{1 << 20};
   TicketStore tickets_{TicketOptions{.epoch = 1, .ttl = absl::Hours(1)}};
   std::shared_ptr<const EngramModel> model_;
   StepShape shape_;
   std::map<std::vector<int32_t>, std::vector<kernels::Bf16>> expected_;
+  const std::shared_ptr<AsyncBackend::Hand> hand_ = std::make_shared<AsyncBackend::Hand>();
+  Backend* backend_ = nullptr;      // the engine's
   std::unique_ptr<Engine> engine_;  // last: it uses the above
 };
 
-TEST_F(CoreRaceTest, SixtyFourThreadsOnEightSessionsWhileTheyAreClosed) {
+TEST_P(CoreRaceTest, SixtyFourThreadsOnEightSessionsWhileTheyAreClosed) {
   const Jobs jobs = OnThreads(64, [this](int t, Jobs& mine) {
     std::mt19937 random(static_cast<uint32_t>(t));
     for (int i = 0; i < 12; ++i) {
@@ -271,10 +282,11 @@ TEST_F(CoreRaceTest, SixtyFourThreadsOnEightSessionsWhileTheyAreClosed) {
     }
   });
   EXPECT_GT(Settle(jobs, {Reason::kSessionLost, Reason::kPositionGap}), 200);
+  EXPECT_TRUE(std::string(GetParam()) != "async" || hand_->most_under_way() > 1) << "steps were under way together";
   ExpectNothingLeft({"s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"});
 }
 
-TEST_F(CoreRaceTest, PipelinedCallsOfOneSessionKeepTheirOrderWhateverTheirPriority) {
+TEST_P(CoreRaceTest, PipelinedCallsOfOneSessionKeepTheirOrderWhateverTheirPriority) {
   constexpr int kThreads = 4;
   const Jobs jobs = OnThreads(kThreads, [this](int t, Jobs& mine) {
     std::mt19937 random(static_cast<uint32_t>(t));
@@ -296,7 +308,7 @@ TEST_F(CoreRaceTest, PipelinedCallsOfOneSessionKeepTheirOrderWhateverTheirPriori
   ExpectNothingLeft({"0", "1", "2", "3"});
 }
 
-TEST_F(CoreRaceTest, ATicketAnswersWithTheIdsItWasPreparedWithOrNotAtAll) {
+TEST_P(CoreRaceTest, ATicketAnswersWithTheIdsItWasPreparedWithOrNotAtAll) {
   std::mutex mutex;
   Jobs prepared;
   for (const char* session : {"a", "b"}) {
@@ -347,7 +359,7 @@ TEST_F(CoreRaceTest, ATicketAnswersWithTheIdsItWasPreparedWithOrNotAtAll) {
   ExpectNothingLeft({"a", "b", "c"});
 }
 
-TEST_F(CoreRaceTest, AStopWhileBusyEndsEveryCallOnceAndLeavesNothingBehind) {
+TEST_P(CoreRaceTest, AStopWhileBusyEndsEveryCallOnceAndLeavesNothingBehind) {
   // A call holds the engine at its commit until the others wait and the stop has begun.
   auto first = std::make_shared<Job>();
   std::unique_ptr<Call> hold = NewCall(first, Form::kKv, Priority::kDecode);
@@ -383,6 +395,8 @@ TEST_F(CoreRaceTest, AStopWhileBusyEndsEveryCallOnceAndLeavesNothingBehind) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, CoreRaceTest, ::testing::Values("cpu", "async"));
 
 }  // namespace
 }  // namespace engram

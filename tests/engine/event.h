@@ -21,9 +21,13 @@ class Event {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return happened_; });
   }
+  bool happened() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return happened_;
+  }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool happened_ = false;
 };

@@ -54,6 +54,9 @@ class CopiedModel final : public EngramModel {
   absl::Status ReadRowsFromFile(size_t layer, int64_t first, int64_t count, uint8_t* out) const override {
     return from_->ReadRowsFromFile(layer, first, count, out);
   }
+  absl::Status ReadTableFromFile(size_t layer, int64_t at, int64_t bytes, uint8_t* out) const override {
+    return from_->ReadTableFromFile(layer, at, bytes, out);
+  }
 
   void WillReadRows(size_t, absl::Span<const int64_t>) const override {}
 
@@ -79,13 +82,14 @@ class SpoiledBackend final : public Backend {
       : cpu_(CpuBackend::Create(model, kernels::CpuKernels(), {.threads = 2, .max_batch_tokens = 64}).value()),
         spoil_(std::move(spoil)) {}
 
-  absl::StatusOr<StepTimes> Run(const Step& step, const std::function<void(size_t)>& layer_done) override {
+  void Start(const Step& step, LayerDone layer_done, StepDone done) override {
     absl::StatusOr<StepTimes> times = cpu_->Run(step, layer_done);
     for (const StepLayer& layer : step.layers) {
       for (const StepSlice& slice : layer.slices) spoil_(slice, layer.layer);
     }
-    return times;
+    done(std::move(times));
   }
+  StagingMemory TakePreparedKv(int64_t bytes) override { return cpu_->TakePreparedKv(bytes); }
   std::string name() const override { return "spoiled"; }
   std::string numerics_id() const override { return "spoiled"; }
 

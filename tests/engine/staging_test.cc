@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
+#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace engram {
@@ -70,6 +73,36 @@ TEST(Staging, ABlockOutlivesItsPool) {
     block = pool.Take(5000);
   }
   std::memset(block.get(), 1, 5000);
+}
+
+TEST(Staging, ASourceGetsBackEachBlockItGaveWithItsSizeAlsoAfterThePool) {
+  auto out = std::make_shared<std::map<uint8_t*, int64_t>>();
+  StagingSource source;
+  source.allocate = [out](int64_t bytes) -> uint8_t* {
+    if (bytes > 100'000) return nullptr;
+    uint8_t* block = StagingSource::Ordinary().allocate(bytes);
+    (*out)[block] = bytes;
+    return block;
+  };
+  source.free = [out](uint8_t* block, int64_t bytes) {
+    EXPECT_EQ(out->at(block), bytes);
+    out->erase(block);
+    StagingSource::Ordinary().free(block, bytes);
+  };
+  StagingMemory last;
+  {
+    StagingPool pool(100'000, std::move(source));
+    EXPECT_EQ(pool.Take(200'000), nullptr);
+    EXPECT_EQ(pool.stats().in_use_bytes, 0);
+    { const std::vector<StagingMemory> small = {pool.Take(40'960), pool.Take(40'960)}; }
+    EXPECT_EQ(out->size(), 2) << "kept";
+    { const StagingMemory large = pool.Take(65'536); }  // makes room for itself
+    EXPECT_EQ(out->size(), 1);
+    last = pool.Take(5000);
+  }
+  ASSERT_EQ(out->count(last.get()), 1);
+  last.reset();
+  EXPECT_TRUE(out->empty());
 }
 
 TEST(Staging, ThreadsNeverShareABlock) {

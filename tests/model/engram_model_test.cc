@@ -57,6 +57,51 @@ void ExpectGeometryOf(const std::string& folder) {
   EXPECT_EQ((*model)->token_map().size(), static_cast<size_t>(geometry.vocab));
 }
 
+TEST(EngramModel, SomeLayersAreThoseOfTheWholeModel) {
+  const std::string path = Data("split/split-00001-of-00002.gguf");
+  const auto whole = EngramModel::Load(path, {});
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  for (const Residency residency : {Residency::kRam, Residency::kMmap}) {
+    LoadOptions options;
+    options.residency = residency;
+    options.layers = {5, 0};  // of 0, 3, 5
+    const auto some = EngramModel::Load(path, options);
+    ASSERT_TRUE(some.ok()) << some.status();
+    EXPECT_EQ((*some)->hash_digest(), (*whole)->hash_digest());
+    EXPECT_EQ((*some)->config_digest(), (*whole)->config_digest());
+    EXPECT_FALSE((*some)->content_digest().has_value()) << "of tables that were not read";
+    ASSERT_EQ((*some)->layers().size(), 2);
+    const kernels::HashTables &from = (*whole)->hash_tables(), &to = (*some)->hash_tables();
+    EXPECT_EQ(to.layers, 2);
+    for (const auto& [in_some, in_whole] : {std::pair<size_t, size_t>{0, 0}, {1, 2}}) {
+      const EngramLayer &got = (*some)->layers()[in_some], &expected = (*whole)->layers()[in_whole];
+      EXPECT_EQ(got.layer_id, expected.layer_id);
+      ASSERT_EQ(got.table.rows, expected.table.rows);
+      EXPECT_EQ(std::memcmp(got.table.bytes, expected.table.bytes,
+                            static_cast<size_t>(got.table.rows * kernels::kQ2KBlockBytes)),
+                0);
+      for (int i = 0; i < from.max_ngram; ++i) {
+        EXPECT_EQ(to.multipliers[in_some * from.max_ngram + i], from.multipliers[in_whole * from.max_ngram + i]);
+      }
+      for (int c = 0; c < from.columns(); ++c) {
+        const size_t at = in_some * from.columns() + c, of = in_whole * from.columns() + c;
+        EXPECT_EQ(to.primes[at], from.primes[of]);
+        EXPECT_EQ(to.offsets[at], from.offsets[of]);
+        EXPECT_EQ(to.reciprocals[at], from.reciprocals[of]);
+      }
+      std::vector<uint8_t> row(kernels::kQ2KBlockBytes);
+      ASSERT_TRUE((*some)->ReadRowsFromFile(in_some, 1, 1, row.data()).ok());
+      EXPECT_EQ(std::memcmp(row.data(), expected.table.bytes + row.size(), row.size()), 0);
+    }
+  }
+  LoadOptions absent;
+  absent.layers = {3, 4};
+  EXPECT_THAT(std::string(EngramModel::Load(path, absent).status().message()),
+              testing::HasSubstr("has no engram at layer 4, which --layers names; it has layers 0, 3, 5"));
+  absent.layers = {3, 3};
+  EXPECT_EQ(EngramModel::Load(path, absent).status().message(), "--layers names layer 3 twice");
+}
+
 TEST(EngramModel, TinyFixture) { ExpectGeometryOf("tiny"); }
 TEST(EngramModel, SplitFixture) { ExpectGeometryOf("split"); }
 

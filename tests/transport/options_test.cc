@@ -40,7 +40,7 @@ TEST(OptionsTest, DefaultsAreThoseOfTheContract) {
   EXPECT_EQ(o.shm_listen, "off");
   EXPECT_EQ(o.shm_memory_bytes, int64_t{1} << 30);
   EXPECT_GE(o.threads, 1);
-  EXPECT_EQ(o.residency, Residency::kRam);
+  EXPECT_EQ(o.residency, TableHome::kUnsaid);
 }
 
 TEST(OptionsTest, AFlagBeatsItsEnvironmentTwinWhichBeatsTheDefault) {
@@ -52,9 +52,9 @@ TEST(OptionsTest, AFlagBeatsItsEnvironmentTwinWhichBeatsTheDefault) {
   ::unsetenv("ENGRAM_RESIDENCY");
   ASSERT_FALSE(from_environment.exit) << from_environment.text;
   EXPECT_EQ(from_environment.options.max_batch_tokens, 77);
-  EXPECT_EQ(from_environment.options.residency, Residency::kMmap);
+  EXPECT_EQ(from_environment.options.residency, TableHome::kMmap);
   EXPECT_EQ(from_flag.options.max_batch_tokens, 78);
-  EXPECT_EQ(from_flag.options.residency, Residency::kRam);
+  EXPECT_EQ(from_flag.options.residency, TableHome::kRam);
 }
 
 TEST(OptionsTest, SizesTakeUnits) {
@@ -82,6 +82,11 @@ TEST(OptionsTest, MistakesAreNamedWithTheirFlag) {
       {{"--model", "m", "--max-message-bytes", "lots"}, "--max-message-bytes"},
       {{"--model", "m", "--residency", "disk"}, "--residency"},
       {{"--model", "m", "--backend", "tpu"}, "--backend"},
+      {{"--model", "m", "--backend", "cpu", "--residency", "host"},
+       "--residency host: --backend cpu takes ram or mmap"},
+      {{"--model", "m", "--backend", "cuda", "--residency", "mmap"}, "--residency mmap: --backend cuda takes"},
+      {{"--model", "m", "--device", "-1"}, "--device"},
+      {{"--model", "m", "--layers", "1,x"}, "--layers"},
       {{"--model", "m", "--session-window", "1"}, "--session-window"},
       {{"--model", "m", "--listen", "10.0.0.1:8001"}, "--insecure"},
       {{"--model", "m", "--http-listen", "0.0.0.0:8002"}, "--http-listen"},
