@@ -67,8 +67,8 @@ TEST(CudaModule, WithoutADeviceEveryQuestionIsAnErrorWithItsText) {
     EXPECT_EQ(table.check_device(), 0);
     return;
   }
-  const std::set<int> no_device = {kInsufficientDriver, kNoDevice,        kStubLibrary,
-                                   kOperatingSystem,    kSystemDriverMismatch};
+  const std::set<int> no_device = {kInsufficientDriver, kNoDevice, kStubLibrary, kOperatingSystem,
+                                   kSystemDriverMismatch};
   EXPECT_TRUE(no_device.contains(error)) << error << ": " << table.error_text(error);
   const std::string text = table.error_text(error);
   EXPECT_TRUE(text.find("driver") != std::string::npos || text.find("device") != std::string::npos) << text;
@@ -91,7 +91,8 @@ TEST(CudaModule, WithoutADeviceEveryQuestionIsAnErrorWithItsText) {
 
 TEST(CudaModule, StickyErrorsAreThoseThatLeaveNoContext) {
   const Module& table = Table();
-  // Illegal address, launch timeout, assert, stack, instruction, alignment, address space, pc, launch failure, ECC, NVLink.
+  // Illegal address, launch timeout, assert, stack, instruction, alignment, address space, pc, launch failure, ECC,
+  // NVLink.
   for (const int error : {700, 702, 710, 714, 715, 716, 717, 718, 719, 214, 220, 709}) {
     EXPECT_TRUE(table.sticky(error)) << error << ": " << table.error_text(error);
   }
@@ -120,7 +121,8 @@ TEST(CudaModule, LengthsBelowZeroAndShapesThatCannotBeAreRefusedBeforeTheDevice)
   EXPECT_EQ(table.destroy_gemm(nullptr), 0);
   EXPECT_EQ(table.destroy_event(nullptr), 0);
   EXPECT_EQ(table.project({TileSource::kQ2K, nullptr, 16, 255}, values, 1, values, 132, nullptr), kInvalidValue);
-  EXPECT_EQ(table.apply_gate({nullptr, kMaxCopies + 1, 16, 0}, {nullptr, 1, HighwayType::kF32}, nullptr), kInvalidValue);
+  EXPECT_EQ(table.apply_gate({nullptr, kMaxCopies + 1, 16, 0}, {nullptr, 1, HighwayType::kF32}, nullptr),
+            kInvalidValue);
 }
 
 TEST(CudaModule, TokensArePaddedToWholeTiles) {

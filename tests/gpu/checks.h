@@ -1,5 +1,5 @@
-// The checks of gpu_test. Each looks at one thing on the device, returns, or throws std::runtime_error that says where it
-// differs; Skipped where this device has no room for it.
+// The checks of gpu_test. Each looks at one thing on the device, returns, or throws std::runtime_error that says where
+// it differs; Skipped where this device has no room for it.
 #pragma once
 
 #include <cmath>
@@ -45,7 +45,8 @@ inline void ExpectSame(const std::vector<Bf16>& got, const std::vector<Bf16>& wa
   }
 }
 
-// Row t of kv [tokens, outputs] against the exact sums (docs/numerics.md): within one bf16 ulp, or 2^-8 of the token's rms.
+// Row t of kv [tokens, outputs] against the exact sums (docs/numerics.md): within one bf16 ulp, or 2^-8 of the token's
+// rms.
 inline void ExpectNear(const Bf16* kv, const std::vector<double>& exact, const std::string& what) {
   double squares = 0;
   for (const double sum : exact) squares += sum * sum;

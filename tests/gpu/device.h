@@ -1,5 +1,5 @@
-// What the programs for a machine with a GPU share: the module's table, linked in rather than opened, one device and stream,
-// and memory whose surroundings show who wrote beyond an end.
+// What the programs for a machine with a GPU share: the module's table, linked in rather than opened, one device and
+// stream, and memory whose surroundings show who wrote beyond an end.
 #pragma once
 
 #include <cstdint>
@@ -64,8 +64,8 @@ class Device {
 
 enum class Place { kDevice, kPinned };
 
-// `count` values in device or pinned memory, `offset` values behind an address aligned to 256. Poisoned: every byte of the
-// values is 0xFF, so that what a kernel leaves out is a NaN, and of the zones before and behind 0xA5.
+// `count` values in device or pinned memory, `offset` values behind an address aligned to 256. Poisoned: every byte of
+// the values is 0xFF, so that what a kernel leaves out is a NaN, and of the zones before and behind 0xA5.
 template <typename T>
 class Guarded {
  public:

@@ -17,7 +17,8 @@ struct Shape {
   int64_t dim;
   int64_t offset;
 };
-constexpr Shape kShapes[] = {{1, 8, 0}, {1, 1, 0}, {2, 33, 0}, {4, 1000, 0}, {8, 257, 3}, {4, 5120, 0}, {4, 5120, 1}, {3, 30000, 0}};
+constexpr Shape kShapes[] = {{1, 8, 0},   {1, 1, 0},    {2, 33, 0},   {4, 1000, 0},
+                             {8, 257, 3}, {4, 5120, 0}, {4, 5120, 1}, {3, 30000, 0}};
 constexpr int64_t kTokens = 9;  // the third is masked, the fifth has a NaN
 
 struct Case {
@@ -75,9 +76,9 @@ void CheckCase(const Device& device, const Case& c, Random& random) {
 
   std::vector<float> want(static_cast<size_t>(kTokens * copies));
   kernels::Workers workers(1);
-  kernels::ReferenceKernels().apply_gate({qk.data(), copies, dim, 1e-6F},
-                                         {kv.data(), mask.data(), kTokens, c.type, highway.data(), nullptr, want.data()},
-                                         workers);
+  kernels::ReferenceKernels().apply_gate(
+      {qk.data(), copies, dim, 1e-6F}, {kv.data(), mask.data(), kTokens, c.type, highway.data(), nullptr, want.data()},
+      workers);
   const std::string what = std::to_string(copies) + " copies of " + std::to_string(dim) +
                            (c.type == HighwayType::kF32 ? " f32" : " bf16") + (c.in_place ? ", in place" : "");
   if (!c.in_place || !c.out) Expect(read_highway == highway, what + ": the highway was written");
@@ -101,7 +102,8 @@ void CheckCase(const Device& device, const Case& c, Random& random) {
         const float h = ValueAt(highway, c.type, at), got = ValueAt(updated, c.type, at);
         if (mask[static_cast<size_t>(t)] == 0) {
           Expect(std::memcmp(updated.data() + at * value_bytes, highway.data() + at * value_bytes,
-                             static_cast<size_t>(value_bytes)) == 0, where + ": a masked token's highway changed");
+                             static_cast<size_t>(value_bytes)) == 0,
+                 where + ": a masked token's highway changed");
           continue;
         }
         const float v = kernels::F32FromBf16(kv[static_cast<size_t>(t * dim * (copies + 1) + copies * dim + i)]);
@@ -109,9 +111,12 @@ void CheckCase(const Device& device, const Case& c, Random& random) {
         float exact = h + step;
         if (c.type == HighwayType::kBf16) exact = kernels::F32FromBf16(kernels::Bf16FromF32(exact));
         // Without its gates the device's g is the reference's within 2^-19: then bits cannot be asked for.
-        const double room = c.gates ? 0 : 0x1p-19 * (std::fabs(h) + std::fabs(v)) + (c.type == HighwayType::kBf16 ? 0x1p-7 * std::fabs(exact) : 0);
+        const double room = c.gates ? 0
+                                    : 0x1p-19 * (std::fabs(h) + std::fabs(v)) +
+                                          (c.type == HighwayType::kBf16 ? 0x1p-7 * std::fabs(exact) : 0);
         const bool same = std::isnan(exact) ? std::isnan(got) : std::fabs(double{got} - exact) <= room;
-        Expect(same, where + ", value " + std::to_string(i) + ": " + std::to_string(got) + " and not " + std::to_string(exact));
+        Expect(same, where + ", value " + std::to_string(i) + ": " + std::to_string(got) + " and not " +
+                         std::to_string(exact));
       }
     }
   }

@@ -61,7 +61,8 @@ void NearExactWithOneSetOfBits(const Device& device) {
     const Gemm gemm(device, outputs, outputs == 2560 ? 6144 : 768, 2048);
     for (const GemmClass shape : {GemmClass::kMedium, GemmClass::kLong}) {
       const auto all = gemm.Run(shape, 0, gemm.most);
-      const std::string name = std::string(shape == GemmClass::kMedium ? "medium, " : "long, ") + std::to_string(outputs);
+      const std::string name =
+          std::string(shape == GemmClass::kMedium ? "medium, " : "long, ") + std::to_string(outputs);
       for (const int64_t t : {int64_t{0}, int64_t{77}, gemm.most - 1}) {
         ExpectNear(all.data() + t * outputs, gemm.Exact(t), name + " outputs, token " + std::to_string(t));
       }

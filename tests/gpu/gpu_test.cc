@@ -26,8 +26,7 @@ int Run(bool quick, const std::string& text) {
     const Device device;
     std::printf("device: %s, sm_%d%d, %d multiprocessors\n", device.info().name, device.info().compute_major,
                 device.info().compute_minor, device.multiprocessors());
-    for (const auto& group :
-         {InstructionChecks(), RowChecks(), ProjectionChecks(), GemmChecks(), GateChecks()}) {
+    for (const auto& group : {InstructionChecks(), RowChecks(), ProjectionChecks(), GemmChecks(), GateChecks()}) {
       for (const Check& check : group) {
         if ((quick && !check.quick) || check.name.find(text) == std::string::npos) continue;
         try {

@@ -75,7 +75,8 @@ std::vector<uint32_t> RandomWords(Random& random, size_t count) {
 void PermutePicksBytes(const Device& device) {
   constexpr int kCount = 4096;
   Random random(1);
-  const auto low = RandomWords(random, kCount), high = RandomWords(random, kCount), selectors = RandomWords(random, kCount);
+  const auto low = RandomWords(random, kCount), high = RandomWords(random, kCount),
+             selectors = RandomWords(random, kCount);
   const Guarded<uint32_t> on_low(device, low), on_high(device, high), on_selectors(device, selectors);
   const Guarded<uint32_t> out(device, kCount);
   Launch(device, &PermuteKernel, kCount / 256, 256, on_low.data(), on_high.data(), on_selectors.data(), out.data());
@@ -125,7 +126,8 @@ void HalvesAreExact(const Device& device) {
     const auto got = out.Read();
     for (uint32_t bits = 0; bits < kCount; ++bits) {
       const float want = kernels::F32FromF16(static_cast<uint16_t>(bits));
-      const bool same = std::isnan(want) ? std::isnan(got[bits]) : kernels::F32Bits(got[bits]) == kernels::F32Bits(want);
+      const bool same =
+          std::isnan(want) ? std::isnan(got[bits]) : kernels::F32Bits(got[bits]) == kernels::F32Bits(want);
       Expect(same, "f16 bits " + std::to_string(bits) + " under " + std::to_string(upper));
     }
   }

@@ -17,9 +17,7 @@ using kernels::cuda::TiledBytes;
 using kernels::cuda::TiledWeights;
 using kernels::cuda::TileSource;
 
-constexpr struct {
-  int64_t outputs, inputs;
-} kShapes[] = {{16, 256}, {40, 512}, {17, 768}, {264, 2304}, {1032, 6144}};
+constexpr struct { int64_t outputs, inputs; } kShapes[] = {{16, 256}, {40, 512}, {17, 768}, {264, 2304}, {1032, 6144}};
 constexpr int64_t kMostTokens = 130;
 
 // Weights by their blocks and as the bf16 values that these are, and x.
@@ -116,12 +114,14 @@ void NearExact(const Device& device) {
   }
 }
 
-// Against what every token has in the longest call: shorter calls, calls that begin later, other grids, the other source.
+// Against what every token has in the longest call: shorter calls, calls that begin later, other grids, the other
+// source.
 void SameBits(const Device& device, int64_t most, int64_t step) {
   for (const auto& [outputs, inputs] : kShapes) {
     const Problem problem = RandomProblem(22, outputs, inputs, kMostTokens);
     const Guarded<Bf16> x(device, problem.x);
-    const Tiles q2k(device, problem, TileSource::kQ2K, outputs + 15), bf16(device, problem, TileSource::kBf16, outputs + 15);
+    const Tiles q2k(device, problem, TileSource::kQ2K, outputs + 15),
+        bf16(device, problem, TileSource::kBf16, outputs + 15);
     const auto all = Project(device, q2k.weights(), x.data(), kMostTokens, device.multiprocessors());
     const std::string shape = std::to_string(outputs) + " x " + std::to_string(inputs) + ", T = ";
     for (int64_t tokens = 1; tokens <= most; tokens += step) {
@@ -159,14 +159,15 @@ void TheReleasedModelsShape(const Device& device) {
     const auto kv = Project(device, tiles.weights(), x.data(), tokens, device.multiprocessors());
     for (int64_t t = 0; t < tokens; ++t) {
       double squares = 0;
-      for (int64_t o = 0; o < kOutputs; ++o) squares += std::pow(kernels::F32FromBf16(want[static_cast<size_t>(t * kOutputs + o)]), 2);
+      for (int64_t o = 0; o < kOutputs; ++o)
+        squares += std::pow(kernels::F32FromBf16(want[static_cast<size_t>(t * kOutputs + o)]), 2);
       const double rms = std::sqrt(squares / kOutputs);
       for (int64_t o = 0; o < kOutputs; ++o) {
         const double cpu_kv = kernels::F32FromBf16(want[static_cast<size_t>(t * kOutputs + o)]);
         const double gpu_kv = kernels::F32FromBf16(kv[static_cast<size_t>(t * kOutputs + o)]);
         Expect(std::fabs(cpu_kv - gpu_kv) <= 2 * std::max(0x1p-7 * std::fabs(cpu_kv), 0x1p-8 * rms),
-               "T = " + std::to_string(tokens) + ", token " + std::to_string(t) + ", output " + std::to_string(o) + ": " +
-                   std::to_string(gpu_kv) + ", on the CPU " + std::to_string(cpu_kv));
+               "T = " + std::to_string(tokens) + ", token " + std::to_string(t) + ", output " + std::to_string(o) +
+                   ": " + std::to_string(gpu_kv) + ", on the CPU " + std::to_string(cpu_kv));
       }
     }
   }
@@ -177,7 +178,8 @@ void TheReleasedModelsShape(const Device& device) {
 std::vector<Check> ProjectionChecks() {
   return {{"tiles: made in pieces and at once", true, TilesInPiecesAreTilesAtOnce},
           {"projection: near the exact sums, from Q2_K and bf16", true, NearExact},
-          {"projection: bits depend on neither T, source nor grid (T = 1, 22, 43, 64)", true, SameBitsForSomeNumbersOfTokens},
+          {"projection: bits depend on neither T, source nor grid (T = 1, 22, 43, 64)", true,
+           SameBitsForSomeNumbersOfTokens},
           {"projection: bits depend on neither T, source nor grid (T = 1..64)", false, SameBitsForEveryNumberOfTokens},
           {"projection: 25600 x 6144 near the CPU's", false, TheReleasedModelsShape}};
 }

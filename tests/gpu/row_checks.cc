@@ -17,7 +17,8 @@ constexpr int64_t kCounts[] = {0, 1, 2, 3, 4, 5, 31, 32, 33, 127, 1000, 5000};
 std::vector<uint8_t> Table(Random& random) {
   std::vector<uint8_t> table = kernels::RandomQ2K(random, kRows);
   for (int64_t row = 0; row < kRows; row += 10) {
-    for (int64_t at = 80; at < 84; ++at) table[static_cast<size_t>(row * kQ2KBlockBytes + at)] = static_cast<uint8_t>(random());
+    for (int64_t at = 80; at < 84; ++at)
+      table[static_cast<size_t>(row * kQ2KBlockBytes + at)] = static_cast<uint8_t>(random());
   }
   return table;
 }
@@ -78,7 +79,8 @@ void LastRowsOfALargeTable(const Device& device) {
     void* memory;
   } freed = {device, memory};
   std::vector<int64_t> ids;
-  for (const int64_t edge : {int64_t{1}, (int64_t{1} << 32) / kQ2KBlockBytes, (int64_t{1} << 33) / kQ2KBlockBytes, kAll - 2}) {
+  for (const int64_t edge :
+       {int64_t{1}, (int64_t{1} << 32) / kQ2KBlockBytes, (int64_t{1} << 33) / kQ2KBlockBytes, kAll - 2}) {
     for (int64_t id = edge - 1; id <= edge + 1; ++id) ids.push_back(id);
   }
   const auto count = static_cast<int64_t>(ids.size());
