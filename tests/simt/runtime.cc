@@ -298,6 +298,8 @@ cudaError_t cudaGetDevice(int* device) {
 
 cudaError_t cudaSetDevice(int device) { return Return(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
 
+cudaError_t cudaSetDeviceFlags(unsigned) { return Return(cudaSuccess); }
+
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   if (device != 0) return Return(cudaErrorInvalidDevice);
@@ -358,6 +360,13 @@ cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   return Allocate(memory, bytes, kPage, Memory::kPinned);
 }
 cudaError_t cudaFreeHost(void* memory) { return Release(memory, Memory::kPinned); }
+
+cudaError_t cudaHostGetDevicePointer(void** on_device, void* memory, unsigned) {
+  bool pageable = false;
+  Fits(memory, 0, &pageable);
+  *on_device = pageable ? nullptr : memory;
+  return Return(pageable ? cudaErrorInvalidValue : cudaSuccess);
+}
 
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
   if (memory == nullptr || bytes == 0) return Return(cudaErrorInvalidValue);
@@ -439,6 +448,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return Return(cudaSuccess);
 }
 
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (!Known(stream)) return Return(cudaErrorInvalidResourceHandle);
+  if (stream == nullptr) return Return(cudaSuccess);
+  const std::lock_guard lock(stream->mutex);
+  return Return(stream->queue.empty() ? cudaSuccess : cudaErrorNotReady);
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   if (!Known(stream)) return Return(cudaErrorInvalidResourceHandle);
   if (Captures(stream)) return Return(cudaErrorStreamCaptureUnsupported);
@@ -506,6 +522,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   *exec = new CUgraphExec_st{std::make_shared<const std::vector<Work>>(graph->nodes)};
   return Return(cudaSuccess);
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
+  return cudaGraphInstantiate(exec, graph, flags);
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
