@@ -34,8 +34,8 @@ class Device {
  public:
   Device() : module_(*engram_cuda_module()) {
     int count = 0;
-    Must(module_.device_count(&count), "looking for a device");
-    if (count == 0) throw CudaFailure(0, "looking for a device: there is none");
+    Must(module_.device_count(&count), "cudaGetDeviceCount");
+    if (count == 0) throw CudaFailure(0, "cudaGetDeviceCount says 0");
     Must(module_.use_device(0), "use_device(0)");
     Must(module_.device_info(0, &info_), "device_info(0)");
     Must(module_.create_stream(&stream_), "create_stream");

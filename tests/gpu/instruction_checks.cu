@@ -41,7 +41,7 @@ __global__ void MmaKernel(const float* sums, const uint32_t* a, const uint32_t* 
 
 // Two groups of copies, each waited for on its own; every third copy is not valid.
 __global__ void CopyKernel(const uint4* from, uint4* out) {
-  __shared__ uint4 shared[2 * 64];
+  ENGRAM_SHARED(uint4, shared, 2 * 64);
   const unsigned i = threadIdx.x;
   for (unsigned group = 0; group < 2; ++group) {
     const unsigned at = group * 64 + i;

@@ -1,5 +1,6 @@
 // The projection kernel: near the exact sums, the same bits from both sources, for every number of tokens.
 #include <algorithm>
+#include <span>
 #include <thread>
 
 #include "kernels/kernels.h"
@@ -17,7 +18,12 @@ using kernels::cuda::TiledBytes;
 using kernels::cuda::TiledWeights;
 using kernels::cuda::TileSource;
 
-constexpr struct { int64_t outputs, inputs; } kShapes[] = {{16, 256}, {40, 512}, {17, 768}, {264, 2304}, {1032, 6144}};
+struct Shape {
+  int64_t outputs, inputs;
+};
+// Fewer blocks of inputs than slices, and one more; a single tile of outputs, and ragged ones.
+constexpr Shape kSmallShapes[] = {{16, 256}, {40, 512}, {17, 768}, {264, 2304}};
+constexpr Shape kLargeShapes[] = {{1032, 6144}};
 constexpr int64_t kMostTokens = 130;
 
 // Weights by their blocks and as the bf16 values that these are, and x.
@@ -87,7 +93,7 @@ std::vector<Bf16> Project(const Device& device, const TiledWeights& weights, con
 }
 
 void TilesInPiecesAreTilesAtOnce(const Device& device) {
-  for (const auto& [outputs, inputs] : kShapes) {
+  for (const auto& [outputs, inputs] : kSmallShapes) {
     const Problem problem = RandomProblem(20, outputs, inputs, 0);
     for (const TileSource source : {TileSource::kQ2K, TileSource::kBf16}) {
       const auto whole = Tiles(device, problem, source, (outputs + 15) / 16 * 16).Read();
@@ -99,8 +105,8 @@ void TilesInPiecesAreTilesAtOnce(const Device& device) {
   }
 }
 
-void NearExact(const Device& device) {
-  for (const auto& [outputs, inputs] : kShapes) {
+void NearExact(const Device& device, std::span<const Shape> shapes) {
+  for (const auto& [outputs, inputs] : shapes) {
     const Problem problem = RandomProblem(21, outputs, inputs, kMostTokens);
     const Guarded<Bf16> x(device, problem.x);
     for (const TileSource source : {TileSource::kQ2K, TileSource::kBf16}) {
@@ -116,15 +122,15 @@ void NearExact(const Device& device) {
 
 // Against what every token has in the longest call: shorter calls, calls that begin later, other grids, the other
 // source.
-void SameBits(const Device& device, int64_t most, int64_t step) {
-  for (const auto& [outputs, inputs] : kShapes) {
+void SameBits(const Device& device, std::span<const Shape> shapes, int64_t step) {
+  for (const auto& [outputs, inputs] : shapes) {
     const Problem problem = RandomProblem(22, outputs, inputs, kMostTokens);
     const Guarded<Bf16> x(device, problem.x);
     const Tiles q2k(device, problem, TileSource::kQ2K, outputs + 15),
         bf16(device, problem, TileSource::kBf16, outputs + 15);
     const auto all = Project(device, q2k.weights(), x.data(), kMostTokens, device.multiprocessors());
     const std::string shape = std::to_string(outputs) + " x " + std::to_string(inputs) + ", T = ";
-    for (int64_t tokens = 1; tokens <= most; tokens += step) {
+    for (int64_t tokens = 1; tokens <= kernels::cuda::kProjectTokens; tokens += step) {
       for (const int64_t first : {int64_t{0}, int64_t{3}, kMostTokens - tokens}) {
         const std::vector<Bf16> want(all.begin() + first * outputs, all.begin() + (first + tokens) * outputs);
         const std::string what = shape + std::to_string(tokens) + " from token " + std::to_string(first);
@@ -137,8 +143,11 @@ void SameBits(const Device& device, int64_t most, int64_t step) {
   }
 }
 
-void SameBitsForEveryNumberOfTokens(const Device& device) { SameBits(device, 64, 1); }
-void SameBitsForSomeNumbersOfTokens(const Device& device) { SameBits(device, 64, 21); }
+void SmallNearExact(const Device& device) { NearExact(device, kSmallShapes); }
+void LargeNearExact(const Device& device) { NearExact(device, kLargeShapes); }
+void SmallSameBitsForSome(const Device& device) { SameBits(device, kSmallShapes, 21); }
+void SmallSameBitsForEvery(const Device& device) { SameBits(device, kSmallShapes, 1); }
+void LargeSameBitsForEvery(const Device& device) { SameBits(device, kLargeShapes, 1); }
 
 // The released model's shape, against the CPU's kv: 2 * max(2^-7 |kv|, 2^-8 rms) apart at most.
 void TheReleasedModelsShape(const Device& device) {
@@ -176,12 +185,14 @@ void TheReleasedModelsShape(const Device& device) {
 }  // namespace
 
 std::vector<Check> ProjectionChecks() {
-  return {{"tiles: made in pieces and at once", true, TilesInPiecesAreTilesAtOnce},
-          {"projection: near the exact sums, from Q2_K and bf16", true, NearExact},
-          {"projection: bits depend on neither T, source nor grid (T = 1, 22, 43, 64)", true,
-           SameBitsForSomeNumbersOfTokens},
-          {"projection: bits depend on neither T, source nor grid (T = 1..64)", false, SameBitsForEveryNumberOfTokens},
-          {"projection: 25600 x 6144 near the CPU's", false, TheReleasedModelsShape}};
+  return {
+      {"tiles: made in pieces and at once", true, TilesInPiecesAreTilesAtOnce},
+      {"projection: near the exact sums, from Q2_K and bf16, up to 264 x 2304", true, SmallNearExact},
+      {"projection: near the exact sums, from Q2_K and bf16, 1032 x 6144", false, LargeNearExact},
+      {"projection: bits depend on neither T (1, 22, 43, 64), source nor grid", true, SmallSameBitsForSome},
+      {"projection: bits depend on neither T (1 to 64), source nor grid", false, SmallSameBitsForEvery},
+      {"projection: bits depend on neither T (1 to 64), source nor grid, 1032 x 6144", false, LargeSameBitsForEvery},
+      {"projection: 25600 x 6144 near the CPU's", false, TheReleasedModelsShape}};
 }
 
 }  // namespace engram::gpu
