@@ -138,7 +138,7 @@ struct Work {
   }
 };
 
-// One line of the GPU's bars (docs/performance.md): a ratio to what was measured in the same run, or a time.
+// One line of the GPU's bars (docs/gpu.md): a ratio to what was measured in the same run, or a time.
 struct Bar {
   std::string what, bar, measured;
   bool met;

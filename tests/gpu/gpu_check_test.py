@@ -17,7 +17,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu-check"
-PROGRAMS = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
+NAMED = __name__ == "__main__" and len(sys.argv) > 1 and not sys.argv[1].startswith("-")
+PROGRAMS = pathlib.Path(sys.argv.pop(1)) if NAMED else None
 
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in
