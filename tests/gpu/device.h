@@ -74,7 +74,7 @@ class Guarded {
     Must(place == Place::kDevice ? device.module().allocate(total(), &memory_)
                                  : device.module().allocate_pinned(total(), &memory_),
          "allocating");
-    Must(device.module().fill(memory_, 0xA5, total(), device.stream()), "fill");
+    Fill(memory_, 0xA5, total());
     Poison();
   }
   Guarded(const Device& device, const std::vector<T>& values, int64_t offset = 0, Place place = Place::kDevice)
@@ -87,7 +87,7 @@ class Guarded {
 
   T* data() const { return reinterpret_cast<T*>(static_cast<uint8_t*>(memory_) + before_); }
 
-  void Poison() { Must(device_.module().fill(data(), 0xFF, bytes(), device_.stream()), "fill"); }
+  void Poison() { Fill(data(), 0xFF, bytes()); }
 
   void Write(const std::vector<T>& values) {
     Must(device_.module().copy(data(), values.data(), bytes(), device_.stream()), "copy to the device");
@@ -111,6 +111,14 @@ class Guarded {
 
  private:
   static constexpr int64_t kZone = 4096;
+  void Fill(void* memory, int value, int64_t bytes) {
+    if (place_ == Place::kDevice) {
+      Must(device_.module().fill(memory, value, bytes, device_.stream()), "fill");
+    } else {
+      device_.Wait();
+      std::memset(memory, value, static_cast<size_t>(bytes));
+    }
+  }
   int64_t bytes() const { return count_ * static_cast<int64_t>(sizeof(T)); }
   int64_t total() const { return before_ + bytes() + kZone; }
 

@@ -58,8 +58,8 @@ Problem RandomProblem(uint64_t seed, int64_t outputs, int64_t inputs, int64_t to
   return problem;
 }
 
-// Every second token's products cancel: the later half of them are the earlier with the other sign. Its sums are nothing
-// but what rounding leaves, which any other order of summing leaves differently.
+// Every second token's products cancel: the later half of them are the earlier with the other sign. Its sums are
+// nothing but what rounding leaves, which any other order of summing leaves differently.
 Problem CancellingProblem(uint64_t seed, int64_t outputs, int64_t inputs, int64_t tokens) {
   Problem problem = RandomProblem(seed, outputs, inputs, tokens);
   const int64_t blocks = inputs / kRowValues, half = blocks / 2, values = half * kRowValues;
