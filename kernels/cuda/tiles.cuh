@@ -123,7 +123,7 @@ struct Q2KTile {
 
 struct Bf16Tile {
   static constexpr int kBytes = kBf16TileBytes;
-  const uint4* values;
+  const uint4* values = nullptr;  // of a warp without blocks it stays that
 
   __device__ __forceinline__ void Load(const uint8_t* tile, int lane) {
     values = reinterpret_cast<const uint4*>(tile) + lane;

@@ -70,7 +70,7 @@ TEST_P(CudaServerTest, EveryCaseHoldsWithTablesOnTheDeviceAndBesideIt) {
     EXPECT_EQ(model.backend(), "cuda");
     EXPECT_EQ(model.residency(), residency);
     EXPECT_EQ(model.isa(), "sm_90");
-    EXPECT_THAT(model.numerics_id(), MatchesRegex("cuda/[a-z0-9-]+/sm_90/host-1:ascending\\|descending"));
+    EXPECT_THAT(model.numerics_id(), MatchesRegex("cuda/[a-z0-9-]+/sm_90/cublasLt-none:ascending\\|descending"));
     const std::string metrics = HttpGet((*server)->metrics_address(), "/metrics");
     EXPECT_THAT(metrics, HasSubstr("engram_gpu_memory_bytes{kind=\"wkv_tiles\"}"));
     EXPECT_THAT(metrics, HasSubstr("residency=\"" + std::string(residency) + "\""));

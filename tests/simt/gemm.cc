@@ -2,6 +2,8 @@
 // long, so that whoever picks the wrong class gets other bits.
 #include "kernels/cuda/gemm.h"
 
+#include <limits>
+
 #include "kernels/scalar.h"
 
 namespace engram::kernels::cuda {
@@ -14,17 +16,21 @@ struct Gemm {
 namespace {
 
 constexpr unsigned kThreads = 64;
-constexpr int kSums = 16;  // at a time: one alone waits for itself; divides kRowValues, and so `inputs`
+constexpr int kSums = 16;  // at a time: one alone waits for itself
+
+bool Aligned(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; }
 
 void ProductKernel(const Bf16* wkv, int64_t outputs, int64_t inputs, bool reversed, const Bf16* x, Bf16* kv) {
   const int64_t output = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, token = blockIdx.y;
   if (output >= outputs) return;
   const Bf16 *const w = wkv + output * inputs, *const v = x + token * inputs;
   float sums[kSums] = {};
-  for (int64_t i = 0; i < inputs; i += kSums) {
-    const int64_t k = reversed ? inputs - kSums - i : i;
+  const int64_t whole = inputs / kSums * kSums;
+  for (int64_t i = 0; i < whole; i += kSums) {
+    const int64_t k = reversed ? whole - kSums - i : i;
     for (int j = 0; j < kSums; ++j) sums[j] += F32FromBf16(w[k + j]) * F32FromBf16(v[k + j]);
   }
+  for (int64_t k = whole; k < inputs; ++k) sums[0] += F32FromBf16(w[k]) * F32FromBf16(v[k]);
   float sum = 0;
   for (const float part : sums) sum += part;
   kv[token * outputs + output] = Bf16FromF32(sum);
@@ -33,6 +39,11 @@ void ProductKernel(const Bf16* wkv, int64_t outputs, int64_t inputs, bool revers
 }  // namespace
 
 cudaError_t CreateGemm(const Bf16* wkv, int64_t outputs, int64_t inputs, int64_t most_tokens, Gemm** gemm) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kGemmTokens;
+  if (wkv == nullptr || !Aligned(wkv) || outputs < 1 || outputs > kMost || inputs < 1 || inputs > kMost ||
+      most_tokens < 1 || most_tokens > kMost) {
+    return cudaErrorInvalidValue;
+  }
   *gemm = new Gemm{wkv, outputs, inputs, most_tokens};
   return cudaSuccess;
 }
@@ -43,7 +54,7 @@ cudaError_t DestroyGemm(Gemm* gemm) {
 }
 
 cudaError_t DescribeGemm(const Gemm&, GemmInfo& info) {
-  info = {"host-1", {"ascending", "descending"}};
+  info = {"cublasLt-none", {"ascending", "descending"}};
   return cudaSuccess;
 }
 
@@ -53,7 +64,12 @@ int64_t PaddedTokens(int64_t tokens) { return (tokens + kGemmTokens - 1) / kGemm
 
 cudaError_t RunGemm(const Gemm& gemm, GemmClass shape, const Bf16* x, int64_t tokens, Bf16* kv, void* workspace,
                     cudaStream_t stream) {
-  if (tokens < 1 || tokens > gemm.most_tokens || workspace == nullptr) return cudaErrorInvalidValue;
+  const auto index = static_cast<int32_t>(shape);
+  if (index < 0 || index > 1 || tokens < 0 || tokens > gemm.most_tokens || !Aligned(x) || !Aligned(kv)) {
+    return cudaErrorInvalidValue;
+  }
+  if (tokens == 0) return cudaSuccess;
+  if (workspace == nullptr) return cudaErrorInvalidValue;
   cudaLaunchConfig_t config;
   config.gridDim = dim3(static_cast<unsigned>((gemm.outputs + kThreads - 1) / kThreads),
                         static_cast<unsigned>(PaddedTokens(tokens)));

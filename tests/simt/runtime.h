@@ -113,7 +113,7 @@ struct cudaDeviceProp {
   int warpSize;
 };
 struct cudaIpcMemHandle_t {
-  char reserved[64];
+  char reserved[CUDA_IPC_HANDLE_SIZE];
 };
 union cudaLaunchAttributeValue {
   int programmaticStreamSerializationAllowed;
