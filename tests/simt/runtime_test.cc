@@ -52,6 +52,23 @@ TEST_F(Runtime, AStreamRunsItsWorkInOrder) {
   for (int i = 0; i < kCount; ++i) EXPECT_EQ(pinned_[i], i + 3);
 }
 
+TEST_F(Runtime, PinnedMemoryHasOneAddressAndOrdinaryMemoryNone) {
+  void* on_device = nullptr;
+  ASSERT_EQ(cudaHostGetDevicePointer(&on_device, pinned_, 0), cudaSuccess);
+  EXPECT_EQ(on_device, pinned_);
+  int ordinary = 0;
+  EXPECT_EQ(cudaHostGetDevicePointer(&on_device, &ordinary, 0), cudaErrorInvalidValue);
+  cudaGetLastError();
+}
+
+TEST_F(Runtime, AStreamSaysWhetherItIsDone) {
+  ASSERT_EQ(Launch(device_, kCount, stream_), cudaSuccess);
+  const cudaError_t asked = cudaStreamQuery(stream_);
+  EXPECT_TRUE(asked == cudaSuccess || asked == cudaErrorNotReady);
+  ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  EXPECT_EQ(cudaStreamQuery(stream_), cudaSuccess);
+}
+
 TEST_F(Runtime, TheNullStreamRunsAtOnce) {
   ASSERT_EQ(cudaMemcpyAsync(device_, pinned_, kBytes, cudaMemcpyDefault), cudaSuccess);
   ASSERT_EQ(Launch(device_, kCount, nullptr), cudaSuccess);
